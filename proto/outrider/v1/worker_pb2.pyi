@@ -1,0 +1,131 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LoadRequest(_message.Message):
+    __slots__ = ("settings_json",)
+    SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    settings_json: str
+    def __init__(self, settings_json: _Optional[str] = ...) -> None: ...
+
+class LoadProgress(_message.Message):
+    __slots__ = ("stage", "done", "total", "description_json")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_JSON_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    done: int
+    total: int
+    description_json: str
+    def __init__(self, stage: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., description_json: _Optional[str] = ...) -> None: ...
+
+class StepPlan(_message.Message):
+    __slots__ = ("step_id", "epoch", "admitted", "released_slots", "slots", "sequence_epochs", "num_known", "num_drafts", "samples", "max_committed", "gamma", "verify_budget", "feed_drafter")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MAX_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    FEED_DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    epoch: int
+    admitted: _containers.RepeatedCompositeFieldContainer[NewSequence]
+    released_slots: _containers.RepeatedScalarFieldContainer[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    sequence_epochs: _containers.RepeatedScalarFieldContainer[int]
+    num_known: _containers.RepeatedScalarFieldContainer[int]
+    num_drafts: _containers.RepeatedScalarFieldContainer[int]
+    samples: _containers.RepeatedScalarFieldContainer[bool]
+    max_committed: _containers.RepeatedScalarFieldContainer[int]
+    gamma: int
+    verify_budget: int
+    feed_drafter: bool
+    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., admitted: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., released_slots: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., sequence_epochs: _Optional[_Iterable[int]] = ..., num_known: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., max_committed: _Optional[_Iterable[int]] = ..., gamma: _Optional[int] = ..., verify_budget: _Optional[int] = ..., feed_drafter: _Optional[bool] = ...) -> None: ...
+
+class NewSequence(_message.Message):
+    __slots__ = ("slot", "sequence_epoch", "uid", "prompt", "tables", "temperature", "top_k", "top_p", "min_p", "seed", "coupled", "stop_token_ids", "max_tokens")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    COUPLED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    sequence_epoch: int
+    uid: int
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    tables: _containers.RepeatedCompositeFieldContainer[BlockTable]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    coupled: bool
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    max_tokens: int
+    def __init__(self, slot: _Optional[int] = ..., sequence_epoch: _Optional[int] = ..., uid: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., coupled: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
+class BlockTable(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, pages: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StepResult(_message.Message):
+    __slots__ = ("step_id", "epoch", "num_emitted", "num_admitted", "num_accepted", "emitted", "drafted", "total_s", "target_s", "verify_s", "commit_s", "draft_s", "error")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    epoch: int
+    num_emitted: _containers.RepeatedScalarFieldContainer[int]
+    num_admitted: _containers.RepeatedScalarFieldContainer[int]
+    num_accepted: _containers.RepeatedScalarFieldContainer[int]
+    emitted: _containers.RepeatedScalarFieldContainer[int]
+    drafted: _containers.RepeatedScalarFieldContainer[int]
+    total_s: float
+    target_s: float
+    verify_s: float
+    commit_s: float
+    draft_s: float
+    error: str
+    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_emitted: _Optional[_Iterable[int]] = ..., num_admitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., total_s: _Optional[float] = ..., target_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
+
+class CheckIntegrityRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckIntegrityResponse(_message.Message):
+    __slots__ = ("violations",)
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    violations: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, violations: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,0 +1,56 @@
+"""The queue between engine and front, one batch of values each way per step. Knows nothing of gRPC or torch.
+
+    engine ── list[TokenEvent | ErrorEvent] ──▶ front      once a step
+    engine ◀── submit, abort, verdicts ──────── front
+
+The front detokenises and finds stop strings. A sequence with stop strings is not scheduled again before its verdict is
+in, so no work is done and nothing is published beyond a match.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from runtime.request import Finish, Round, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """Tokens committed for one request since its last event.
+
+    finish: set in the last event of a request.
+    needs_verdict: the engine waits for a Verdict before it schedules the request again.
+    """
+
+    uid: int
+    tokens: tuple[int, ...]
+    usage: Usage
+    rounds: tuple[Round, ...] = ()
+    finish: Finish | None = None
+    needs_verdict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorEvent:
+    """The request ends without a result."""
+
+    uid: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The front's answer to an event that needed one. `stop` is set when a stop string ended the request: the front has
+    cut tokens and text, and the engine only lets go of the sequence."""
+
+    uid: int
+    stop: bool
+
+
+class EventSink(Protocol):
+    """The front's end of the queue."""
+
+    def deliver(self, events: list[TokenEvent | ErrorEvent]) -> list[Verdict]:
+        """Takes one step's events; answers those that need a verdict. Never blocks."""
+        ...
