@@ -1,0 +1,58 @@
+# What one types in a clone; `make` alone lists it. Knows nothing of the code beyond its entry points.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# One compute thread per process: ranks set their own number, and small matrices lose time to thread pools.
+export OMP_NUM_THREADS := 1
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PROTOS := $(wildcard proto/outrider/v1/*.proto)
+
+.PHONY: help install demo test test-all lint format protos wheel clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## Create .venv from requirements.lock, with the source tree installed in place
+
+# torch goes first and alone: pip then settles which build of the pinned version this machine gets (a CPU wheel where
+# one is offered) before another package asks for torch.
+$(INSTALLED): requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/python -m pip install --quiet -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: $(INSTALLED) ## Start everything on this machine, stream a completion, compare speculation settings
+	$(BIN)/outrider demo
+
+test: $(INSTALLED) ## Run the tests that every change must pass
+	$(BIN)/python -m pytest -m "not full and not gpu"
+
+test-all: $(INSTALLED) ## Run every test that needs no GPU, file by file; a rerun goes on where the last one stopped
+	$(BIN)/python tests/run_all.py
+
+lint: $(INSTALLED) ## Check style, format, import directions and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## Rewrite the code in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(INSTALLED) ## Regenerate the gRPC stubs beside the .proto files
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto --pyi_out=proto $(PROTOS)
+
+wheel: $(INSTALLED) ## Build dist/outrider-*.whl
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+clean: ## Remove .venv, build results and writable state
+	rm -rf $(VENV) dist build .outrider
