@@ -1,0 +1,134 @@
+"""From token ids to text, one token at a time, never half a character. Knows nothing of requests or stop strings.
+
+Two ways, chosen once per tokenizer:
+
+    decoder is ByteLevel   every token is bytes: an incremental UTF-8 decoder holds back what may still become a
+                           character, and nothing else. Concatenated text equals `Tokenizer.decode` of all ids exactly.
+    any other decoder      a window of ids is decoded again with every token (what a token says may depend on the one
+                           before it), and text that ends in U+FFFD waits for up to MAX_PENDING tokens.
+
+`tokenizers.decoders.DecodeStream` does neither: it keeps invalid bytes for ever and has no end of stream.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Protocol
+
+import tokenizers
+
+REPLACEMENT = "\ufffd"
+
+MAX_PENDING = 4
+"""Longest UTF-8 character in bytes: once that many tokens wait, their U+FFFD is no longer an incomplete character."""
+
+
+class Detokenizer(Protocol):
+    """The text of one sequence, as it grows."""
+
+    def push(self, token_id: int) -> str:
+        """Adds a token; returns the text that has become certain, possibly none. Special tokens add no text."""
+        ...
+
+    def finish(self) -> str:
+        """Ends the text: returns what was held back, incomplete characters as U+FFFD."""
+        ...
+
+
+class Vocabulary:
+    """What tokens say, shared by all sequences. Makes the detokenizer that fits the tokenizer's decoder."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._is_byte_level = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._bytes: dict[int, bytes] = {}
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh detokenizer for one sequence."""
+        return ByteDetokenizer(self) if self._is_byte_level else WindowDetokenizer(self)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The whole text of some ids, special tokens left out."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token of a byte-level vocabulary; empty for special tokens and ids outside the vocabulary."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = None if self.is_special(token_id) else self._tokenizer.id_to_token(token_id)
+            known = self._bytes[token_id] = b"" if token is None else _byte_level_bytes(token)
+        return known
+
+
+class ByteDetokenizer:
+    """Detokenizer of byte-level vocabularies; O(bytes of the token) per push."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._token_bytes = vocabulary.token_bytes
+        # "replace" puts one U+FFFD per maximal invalid subpart, as the tokenizer's own lossy decoding does.
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._utf8.decode(self._token_bytes(token_id))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """Detokenizer over `Tokenizer.decode`, for decoders whose text depends on the token before.
+
+    ids:   ... published ... │ context │ pending │
+    text:  ... published ............. │ not yet │      new text = decode(context + pending) beyond decode(context)
+
+    A byte-fallback run that turns invalid after characters of it were published keeps those characters; `decode` of the
+    whole would replace them.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._context: list[int] = []
+        self._context_text = ""
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if self._vocabulary.is_special(token_id):
+            return ""
+        self._pending.append(token_id)
+        text = self._vocabulary.decode(self._context + self._pending)
+        if text.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING:
+            return ""
+        return self._publish(text)
+
+    def finish(self) -> str:
+        return self._publish(self._vocabulary.decode(self._context + self._pending)) if self._pending else ""
+
+    def _publish(self, text: str) -> str:
+        new_text = text[len(self._context_text) :]
+        if new_text:
+            self._context, self._pending = self._pending, []
+            self._context_text = self._vocabulary.decode(self._context)
+        return new_text
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    """The bytes a vocabulary entry stands for; an entry with characters outside the byte alphabet stands for itself."""
+    try:
+        return bytes(_BYTE_OF_CHAR[char] for char in token)
+    except KeyError:
+        return token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the other 68 are shifted past U+0100 in order."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(hidden)}
+
+
+_BYTE_OF_CHAR = _byte_alphabet()
