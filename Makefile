@@ -35,7 +35,7 @@ test: $(INSTALLED) ## Run the tests that every change must pass
 	$(BIN)/python -m pytest -m "not full and not gpu"
 
 test-all: $(INSTALLED) ## Run every test that needs no GPU, file by file; a rerun goes on where the last one stopped
-	$(BIN)/python tests/run_all.py
+	$(BIN)/python .ci/test_all.py
 
 lint: $(INSTALLED) ## Check style, format, import directions and types
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from configs.schema import ModelSettings, ServeSettings
+from configs.schema import ServeSettings
 
 BUNDLED = Path(__file__).resolve().parent
 """This package on disk: the YAML files and the demo checkpoint are installed with it."""
@@ -44,7 +44,9 @@ def settings_file(name: str | Path) -> Path:
     bundled = bundled_files()
     if str(name) in bundled:
         return bundled[str(name)]
-    raise SettingsError(f"{path}: no such file; give the path of a YAML file or one of the bundled names {', '.join(bundled)}")
+    raise SettingsError(
+        f"{path}: no such file; give the path of a YAML file or one of the bundled names {', '.join(bundled)}"
+    )
 
 
 def load_settings(yaml_path: Path | None, overrides: Mapping[str, Any]) -> ServeSettings:
@@ -163,7 +165,9 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice; keep one", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key} is given twice; keep one", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 

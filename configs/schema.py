@@ -24,11 +24,16 @@ class Settings(BaseModel):
 class ModelSettings(Settings):
     """Which checkpoint is served, and how its arithmetic is done."""
 
-    path: Path | None = Field(None, description="Checkpoint directory in Hugging Face format; unset serves the bundled demo model.")
+    path: Path | None = Field(
+        None, description="Checkpoint directory in Hugging Face format; unset serves the bundled demo model."
+    )
     served_name: str | None = Field(None, description="Name that clients use; unset takes the directory's name.")
-    dtype: Dtype = Field("auto", description="Weights and activations. auto: float32 on CPUs, the checkpoint's dtype on GPUs.")
+    dtype: Dtype = Field(
+        "auto", description="Weights and activations. auto: float32 on CPUs, the checkpoint's dtype on GPUs."
+    )
     numerics: Numerics = Field(
-        "default", description="reference: float32 results that do not depend on batch or schedule, bit for bit; several times slower."
+        "default",
+        description="reference: float32 results that no batch or schedule changes, bit for bit; several times slower.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where torch finds one.")
 
@@ -36,16 +41,24 @@ class ModelSettings(Settings):
 class CacheSettings(Settings):
     """How much memory sequences may take, and in what units."""
 
-    memory_mib: int = Field(256, ge=1, description="Budget of one rank for paged KV, recurrent state, records and draft laws.")
+    memory_mib: int = Field(
+        256, ge=1, description="Budget of one rank for paged KV, recurrent state, records and draft laws."
+    )
     page_size: int = Field(16, ge=1, le=1024, description="Tokens per KV page.")
-    max_running: int = Field(64, ge=1, le=4096, description="Most sequences in one batch; fewer run where memory_mib does not hold them.")
-    max_model_len: int | None = Field(None, ge=2, description="Longest prompt + output; unset takes the checkpoint's context length.")
+    max_running: int = Field(
+        64, ge=1, le=4096, description="Most sequences in one batch; fewer run where memory_mib does not hold them."
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest prompt + output; unset takes the checkpoint's context length."
+    )
 
 
 class SchedulerSettings(Settings):
     """How one step is filled."""
 
-    max_step_tokens: int = Field(512, ge=1, description="Most token rows in one target pass; prefill chunks are cut to fit.")
+    max_step_tokens: int = Field(
+        512, ge=1, description="Most token rows in one target pass; prefill chunks are cut to fit."
+    )
     max_waiting: int = Field(1024, ge=0, description="Most requests in the queue; one more is refused.")
     default_max_tokens: int = Field(128, ge=1, description="max_tokens of a request that names none.")
 
@@ -55,8 +68,12 @@ class SpeculationSettings(Settings):
 
     policy: Literal["off", "fixed"] = Field("fixed", description="off: plain decoding. fixed: always gamma drafts.")
     gamma: int = Field(4, ge=0, le=GAMMA_LIMIT, description="Drafts per round under the fixed policy.")
-    gamma_max: int = Field(GAMMA_LIMIT, ge=0, le=GAMMA_LIMIT, description="Longest draft the policy can be switched to; sizes buffers.")
-    hidden_window: int = Field(16, ge=1, le=256, description="Committed tokens whose hidden states wait for a drafter that is switched off.")
+    gamma_max: int = Field(
+        GAMMA_LIMIT, ge=0, le=GAMMA_LIMIT, description="Longest draft the policy can be switched to; sizes buffers."
+    )
+    hidden_window: int = Field(
+        16, ge=1, le=256, description="Committed tokens whose hidden states wait for a drafter that is switched off."
+    )
 
     @model_validator(mode="after")
     def _gamma_fits(self) -> SpeculationSettings:
@@ -70,17 +87,26 @@ class ServerSettings(Settings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(50051, description="0 takes a free port.")
-    max_frame_tokens_unread: int = Field(4096, ge=1, description="Tokens a slow reader may leave unread before its stream ends.")
-    coalesce_ms: float = Field(2.0, ge=0, le=1000, description="Frames of one stream are at least this far apart under load.")
+    max_frame_tokens_unread: int = Field(
+        4096, ge=1, description="Tokens a slow reader may leave unread before its stream ends."
+    )
+    coalesce_ms: float = Field(
+        2.0, ge=0, le=1000, description="Frames of one stream are at least this far apart under load."
+    )
     drain_s: float = Field(10.0, ge=0, description="How long running streams may finish after a stop signal.")
 
 
 class ClusterSettings(Settings):
     """How ranks are started and watched."""
 
-    launcher: Literal["ray", "process"] = Field("ray", description="ray: a Ray actor per rank. process: a child process per rank, without Ray.")
+    launcher: Literal["ray", "process"] = Field(
+        "ray", description="ray: a Ray actor per rank. process: a child process per rank, without Ray."
+    )
     ray_address: str | None = Field(None, description="Ray cluster to join; unset starts a local one.")
-    worker_bind_host: str | None = Field(None, description="Address ranks listen on; unset: loopback on one machine, the Ray node's address in a cluster.")
+    worker_bind_host: str | None = Field(
+        None,
+        description="Address ranks listen on; unset: loopback on one machine, the Ray node's address in a cluster.",
+    )
     worker_advertise_host: str | None = Field(None, description="Address the runtime dials; unset: the bind address.")
     worker_port_min: Port = Field(0, description="First port a rank may listen on; 0 takes a free one.")
     worker_port_max: Port = Field(0, description="Last port a rank may listen on.")
@@ -91,7 +117,9 @@ class ClusterSettings(Settings):
     @model_validator(mode="after")
     def _ports_in_order(self) -> ClusterSettings:
         if self.worker_port_max < self.worker_port_min:
-            raise ValueError(f"worker_port_max {self.worker_port_max} is below worker_port_min {self.worker_port_min}; swap them or set both")
+            raise ValueError(
+                f"worker_port_max {self.worker_port_max} is below worker_port_min {self.worker_port_min}; swap them"
+            )
         return self
 
 
@@ -117,4 +145,6 @@ class WorkerSettings(Settings):
     threads: int
     tp_rank: int = 0
     tp_size: int = 1
-    k_slices: int = Field(2, ge=1, description="Reference numerics sum every row-parallel product over this many slices of K.")
+    k_slices: int = Field(
+        2, ge=1, description="Reference numerics sum every row-parallel product over this many slices of K."
+    )

@@ -1,0 +1,93 @@
+"""How commands talk to the terminal and end: consoles, one-line errors, exit codes. Knows no command.
+
+0    done, or stopped as asked (Ctrl-C or SIGTERM while serving)
+1    the answer is no (`outrider health`: not serving), or a defect of ours
+2    the command line or a setting is wrong
+3    the server did not start
+4    the server cannot be reached, is draining, or lost its worker
+5    the server refused the request
+130  interrupted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from configs.load import SettingsError
+from configs.schema import ServerSettings
+from runtime.front.errors import InvalidRequest, OutriderError, Unavailable
+from workers.plan import WorkerError
+
+EXIT_NO = 1
+EXIT_USAGE = 2
+EXIT_START = 3
+EXIT_UNAVAILABLE = 4
+EXIT_REFUSED = 5
+EXIT_INTERRUPTED = 130
+
+DEFAULT_ADDRESS = f"{ServerSettings().host}:{ServerSettings().port}"
+"""Where `outrider serve` listens when it is told nothing."""
+
+OUT = Console(highlight=False)
+ERR = Console(stderr=True, highlight=False)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Prints the error on standard error and ends the command."""
+    for line in message.splitlines() or [""]:
+        ERR.print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def write(text: str) -> None:
+    """Streams text as it is: no markup, no wrapping."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a command's coroutine; what it raises becomes one line and an exit code.
+
+    OUTRIDER_TRACEBACK=1 shows the traceback of what went wrong.
+    """
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of our output went away (`outrider generate ... | head`); nobody is left to tell.
+        # What Python still flushes at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except Exception as error:
+        known = explain(error)
+        if known is None or os.environ.get("OUTRIDER_TRACEBACK"):
+            raise
+        fail(*known)
+
+
+def explain(error: BaseException) -> tuple[str, int] | None:
+    """Message and exit code of an error that a user can meet; None for a defect of ours."""
+    if isinstance(error, SettingsError | InvalidRequest):
+        return str(error), EXIT_USAGE
+    if isinstance(error, Unavailable):
+        return str(error), EXIT_UNAVAILABLE
+    if isinstance(error, OutriderError):
+        return str(error), EXIT_REFUSED
+    if isinstance(error, WorkerError | OSError | TimeoutError):
+        return str(error) or type(error).__name__, EXIT_START
+    grpc = sys.modules.get("grpc")  # imported long before it can raise; importing it here would slow every command
+    if grpc is not None and isinstance(error, grpc.aio.AioRpcError):
+        code = error.code()
+        text = f"{code.name}: {error.details()}"
+        unavailable = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        return text, EXIT_UNAVAILABLE if unavailable else EXIT_REFUSED
+    return None

@@ -1,0 +1,133 @@
+"""`outrider demo`: everything on this machine, one streamed completion, and speculation settings compared."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from configs.load import demo_checkpoint, load_settings, settings_file
+from runtime.cli.comparison import Completion, PolicyRun, first_difference
+from runtime.cli.console import OUT, run, write
+from runtime.cli.generate import rounds_of
+from runtime.cli.serve import StopSignals, first_of
+from runtime.cli.startup import StartupProgress, accounting_table, model_line, summary_panel
+
+if TYPE_CHECKING:
+    from configs.schema import ServeSettings
+    from outrider.v1 import inference_pb2
+    from runtime.front.client import OutriderClient
+    from runtime.serve import Deployment
+
+STREAMED_PROMPT = "def read_config(path):\n"
+COMPARED_GAMMAS = (None, 2, 4)
+"""None is policy off, the baseline; the others are fixed draft lengths."""
+
+
+def demo(
+    prompts: Annotated[int, typer.Option(min=1, max=256, help="Held-out prompts in the comparison.")] = 6,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per completion.")] = 96,
+    launcher: Annotated[str, typer.Option(help="ray or process.")] = "ray",
+) -> None:
+    """Start Ray, a worker and the gRPC front here, stream a completion, compare off, γ=2 and γ=4."""
+    run(_demo(load_settings(settings_file("demo"), {"cluster.launcher": launcher}), prompts, max_tokens))
+
+
+async def _demo(settings: ServeSettings, num_prompts: int, max_tokens: int) -> None:
+    import asyncio
+
+    from runtime.serve import Deployment
+
+    signals = StopSignals()
+    deployment = Deployment(settings)
+    try:
+        await first_of(asyncio.create_task(_show(deployment, settings, num_prompts, max_tokens)), signals.asked)
+    finally:
+        await deployment.stop(0)
+
+
+async def _show(deployment: Deployment, settings: ServeSettings, num_prompts: int, max_tokens: int) -> None:
+    from runtime.front.client import OutriderClient
+
+    began = time.perf_counter()
+    with StartupProgress() as progress:
+        await deployment.start(progress)
+    rows = [
+        ("model", f"{settings.model.served_name}: {model_line(deployment.description)}"),
+        *deployment.facts(),
+        ("cold start", f"{time.perf_counter() - began:.1f} s, {deployment.description.load_s:.1f} s of it loading"),
+    ]
+    OUT.print(summary_panel("outrider demo", rows))
+    OUT.print(accounting_table(deployment.description))
+    async with OutriderClient(deployment.address) as client:
+        OUT.print("\n[bold]one completion over gRPC[/], seeded, temperature 0.7")
+        write(STREAMED_PROMPT)
+        async for frame in client.generate(_request(STREAMED_PROMPT, max_tokens, temperature=0.7)):
+            write(frame.text)
+        texts = _heldout_prompts(num_prompts)
+        OUT.print(f"\n\n[bold]speculation compared[/]: {num_prompts} held-out prompts, {max_tokens} greedy tokens each")
+        runs = [await _run_policy(client, gamma, texts, max_tokens) for gamma in COMPARED_GAMMAS]
+    OUT.print(comparison_table(runs))
+
+
+async def _run_policy(client: OutriderClient, gamma: int | None, prompts: list[str], max_tokens: int) -> PolicyRun:
+    """Switches the live policy, then completes the prompts one after the other."""
+    await client.set_policy(gamma)
+    completions = [await _complete(client, prompt, max_tokens) for prompt in prompts]
+    return PolicyRun(policy="off" if gamma is None else f"γ={gamma}", completions=tuple(completions))
+
+
+async def _complete(client: OutriderClient, prompt: str, max_tokens: int) -> Completion:
+    began = time.perf_counter()
+    frames = [frame async for frame in client.generate(_request(prompt, max_tokens, temperature=0.0))]
+    return Completion(
+        tokens=tuple(token for frame in frames for token in frame.token_ids),
+        rounds=tuple(round_ for frame in frames for round_ in rounds_of(frame)),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _request(prompt: str, max_tokens: int, *, temperature: float) -> inference_pb2.GenerateRequest:
+    from outrider.v1 import inference_pb2, types_pb2
+
+    return inference_pb2.GenerateRequest(
+        text=prompt,
+        sampling=types_pb2.Sampling(temperature=temperature, seed=0),
+        stopping=types_pb2.Stopping(max_tokens=max_tokens, ignore_eos=True),
+        report_rounds=True,
+    )
+
+
+def _heldout_prompts(number: int) -> list[str]:
+    """The first prompts of the held-out set that the demo model never saw in training."""
+    with (demo_checkpoint() / "heldout.jsonl").open(encoding="utf-8") as lines:
+        return [json.loads(line)["prompt"] for line, _ in zip(lines, range(number), strict=False)]
+
+
+def comparison_table(runs: list[PolicyRun]) -> Table:
+    """One row per policy; the first run is the baseline that outputs are compared with."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("policy", "tokens/s", "tokens per target pass", "acceptance by position", "identical output"):
+        table.add_column(heading, justify="left" if heading in ("policy", "identical output") else "right")
+    for number, policy_run in enumerate(runs):
+        per_pass = policy_run.tokens_per_pass
+        table.add_row(
+            policy_run.policy,
+            f"{policy_run.tokens_per_s:.1f}",
+            "–" if per_pass is None else f"{per_pass:.2f}",
+            " ".join(f"{rate:.2f}" for rate in policy_run.acceptance_by_position) or "–",
+            "baseline" if number == 0 else escape(_verdict(runs[0], policy_run)),
+        )
+    return table
+
+
+def _verdict(baseline: PolicyRun, other: PolicyRun) -> str:
+    difference = first_difference(baseline, other)
+    if difference is None:
+        return "yes"
+    where = f"prompt {difference.prompt}, position {difference.position}"
+    return f"no: {where}: {difference.expected} became {difference.found}"

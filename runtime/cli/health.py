@@ -1,0 +1,30 @@
+"""`outrider health`: one question to grpc.health.v1, answered by the exit code; for probes of containers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from runtime.cli.console import DEFAULT_ADDRESS, EXIT_NO, OUT, run
+
+
+def health(
+    address: Annotated[str, typer.Option(help="Server to ask.")] = DEFAULT_ADDRESS,
+    service: Annotated[str, typer.Option(help="Service to ask about; empty asks about the process.")] = "",
+    timeout_s: Annotated[float, typer.Option(help="Longest wait for the answer.")] = 5.0,
+) -> None:
+    """Ask a server whether it serves; exit code 0 if so."""
+    run(_health(address, service, timeout_s))
+
+
+async def _health(address: str, service: str, timeout_s: float) -> None:
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+    OUT.print(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+    if reply.status != health_pb2.HealthCheckResponse.SERVING:
+        raise typer.Exit(EXIT_NO)

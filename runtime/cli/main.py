@@ -1,0 +1,50 @@
+"""The `outrider` command: its subcommands in one table. Knows nothing of what they do; importing it is cheap."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from runtime.cli.console import OUT
+from runtime.cli.demo import demo
+from runtime.cli.generate import generate
+from runtime.cli.health import health
+from runtime.cli.policy import policy
+from runtime.cli.serve import serve
+from runtime.cli.settings import settings
+
+app = typer.Typer(
+    name="outrider",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(serve)
+app.command()(generate)
+app.command()(demo)
+app.add_typer(policy, name="policy")
+app.command()(health)
+app.command()(settings)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        OUT.print(importlib.metadata.version("outrider"))
+        raise typer.Exit
+
+
+@app.callback()
+def _outrider(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serve mixture-of-experts and hybrid language models with exact speculative decoding."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
