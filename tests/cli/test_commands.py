@@ -1,0 +1,151 @@
+"""The command line as its users meet it: help, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from configs.load import SettingsError, load_settings
+from configs.schema import ServeSettings
+from runtime.cli import console
+from runtime.cli.main import app
+from runtime.cli.serve import FLAG_KEYS
+from runtime.front.errors import InternalError, InvalidRequest, Unavailable
+from workers.plan import LoadError
+
+COMMANDS = ("serve", "generate", "demo", "policy", "health", "settings")
+
+
+@pytest.fixture
+def outrider():
+    def call(*arguments: str):
+        return CliRunner().invoke(app, arguments)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def closed_address():
+    """A loopback address at which nobody listens."""
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_help_names_every_command(outrider):
+    result = outrider("--help")
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert f" {command} " in result.output
+        assert outrider(command, "--help").exit_code == 0
+
+
+def test_version_is_the_installed_one(outrider):
+    assert outrider("--version").output.strip() == "0.1.0"
+
+
+def test_every_flag_sets_a_setting_that_exists():
+    for key in FLAG_KEYS.values():
+        block, name = key.split(".")
+        assert name in type(getattr(ServeSettings(), block)).model_fields
+
+
+def test_an_unknown_key_ends_serve_with_one_line_and_code_2(outrider, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("server: {prot: 1}\n")
+    result = outrider("serve", "--config", str(path))
+    assert result.exit_code == console.EXIT_USAGE
+    assert result.stderr == f"error: {path}: server.prot: unknown key; did you mean server.port?\n"
+
+
+def test_flags_win_over_set_and_set_over_the_file(outrider):
+    result = outrider("serve", "--config", "cpu", "--set", "speculation.gamma=3", "--gamma", "99")
+    assert result.exit_code == console.EXIT_USAGE
+    assert result.stderr.startswith("error: command line: speculation.gamma: ")
+    assert "not 99" in result.stderr
+
+
+def test_a_missing_checkpoint_is_named(outrider):
+    result = outrider("serve", "/nowhere")
+    assert result.exit_code == console.EXIT_USAGE
+    assert "/nowhere: no such directory" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("policy", "set", "fixed"), ("policy", "set", "off", "--gamma", "2"), ("policy", "set", "sometimes")],
+)
+def test_a_policy_that_makes_no_sense_is_refused_before_anyone_is_asked(outrider, arguments):
+    assert outrider(*arguments).exit_code == console.EXIT_USAGE
+
+
+def test_options_of_its_own_server_do_not_go_with_an_address(outrider, closed_address):
+    result = outrider("generate", "x", "--address", closed_address, "--gamma", "2")
+    assert result.exit_code == console.EXIT_USAGE
+    assert "--gamma" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("health",), ("policy", "get"), ("policy", "set", "off"), ("generate", "x"), ("generate", "x", "--show-rounds")],
+)
+def test_a_server_that_is_not_there_is_one_line_and_code_4(outrider, closed_address, arguments):
+    result = outrider(*arguments, "--address", closed_address)
+    assert result.exit_code == console.EXIT_UNAVAILABLE, result.output
+    assert result.stderr.startswith("error: UNAVAILABLE: ")
+    assert "Traceback" not in result.output
+
+
+def test_printed_settings_load_back_as_the_defaults(outrider, tmp_path):
+    path = tmp_path / "all.yaml"
+    path.write_text(outrider("settings").stdout)
+    document = yaml.safe_load(path.read_text())
+    assert ServeSettings.model_validate(document) == ServeSettings()
+    assert load_settings(path, {}).speculation == ServeSettings().speculation
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SettingsError("x"), console.EXIT_USAGE),
+        (InvalidRequest("top_p", "x"), console.EXIT_USAGE),
+        (LoadError("x"), console.EXIT_START),
+        (OSError("x"), console.EXIT_START),
+        (Unavailable("x"), console.EXIT_UNAVAILABLE),
+        (InternalError("x"), console.EXIT_REFUSED),
+        (grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), grpc.aio.Metadata(), "x"), 5),
+        (grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "x"), 4),
+    ],
+)
+def test_each_error_has_its_exit_code(error, code, capsys):
+    async def raises() -> None:
+        raise error
+
+    with pytest.raises(typer.Exit) as caught:
+        console.run(raises())
+    assert caught.value.exit_code == code
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_defect_of_ours_keeps_its_traceback():
+    async def raises() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        console.run(raises())
+
+
+def test_the_command_loads_neither_grpc_nor_ray_nor_torch_for_its_help():
+    code = "import sys, runtime.cli.main; print([name for name in ('grpc', 'ray', 'torch') if name in sys.modules])"
+    root = Path(__file__).parents[2]
+    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
