@@ -1,0 +1,370 @@
+"""The loop: admit, plan, execute, book, deliver. Knows no gRPC, no text and no tensors.
+
+One round:
+
+    plan = scheduler.plan(policy)         who runs, on how many rows
+    result = await link.execute(plan)     meanwhile the front works on the events of the round before
+    events = book(plan, result)           ledger, usage, ends
+
+Everything here runs on one event loop; no method may be called from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from configs.schema import ServeSettings
+from runtime.events import ErrorEvent, EventSink, TokenEvent
+from runtime.front.errors import InternalError, InvalidRequest, OutriderError, Unavailable
+from runtime.intake import Intake, check_servable
+from runtime.life import Life, begin_life, restart
+from runtime.link import Progress, WorkerSource
+from runtime.request import Request, Usage
+from runtime.scheduler.queue import WaitingQueue
+from runtime.settlement import Outcome, outcomes, settle
+from runtime.statistics import Counters, EngineStatistics, PoolUse
+from runtime.verification.policy import Policy, PolicyState, PolicyStore, initial_policy
+from workers.plan import StepPlan, StepResult, WorkerDescription, WorkerError, WorkerLost
+
+log = logging.getLogger(__name__)
+
+Event = TokenEvent | ErrorEvent
+
+
+def _ignore_progress(stage: str, done: int, total: int) -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request between submit and its last event; `usage` is that of its newest event."""
+
+    request: Request
+    usage: Usage
+
+
+class Engine:
+    """Runs requests on a worker and tells the front what comes of them.
+
+    workers: starts the worker and brings it back.
+    sink: takes events; the last one of a request is a finish or an error, unless an abort or a verdict ends it first.
+    pause: waits a number of seconds between attempts to restart; tests pass their own.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        workers: WorkerSource,
+        sink: EventSink,
+        *,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._sink = sink
+        self._pause = pause
+        self._intake = Intake(settings.scheduler.max_waiting)
+        self._queue = WaitingQueue()
+        self._live: dict[int, _Live] = {}
+        self._held: list[Event] = []
+        self._listeners: list[Callable[[bool], None]] = []
+        self._life: Life | None = None
+        self._policies: PolicyStore | None = None
+        self._counters = Counters()
+        self._is_serving = False
+        self._is_stopping = False
+        self._work = asyncio.Event()
+        self._nothing_live = asyncio.Event()
+        self._nothing_live.set()
+        self._loop_task: asyncio.Task[None] | None = None
+
+    async def start(self, progress: Progress = _ignore_progress) -> None:
+        """Starts the worker and the loop. Raises WorkerError or ValueError when the model cannot be served so."""
+        assert self._loop_task is None, "an engine starts once"
+        worker = await self._workers.start(progress)
+        try:
+            description = worker.description
+            self._counters = Counters.for_gamma_max(description.gamma_max)
+            self._life = begin_life(worker, self._queue, self._settings, None)
+            policy = initial_policy(self._settings.speculation, description.gamma_max)
+            self._policies = PolicyStore(policy, gamma_max=description.gamma_max, effective_step=1)
+        except ValueError:
+            await self._workers.stop()
+            raise
+        worker.lost.add_done_callback(self._wake)
+        self._loop_task = asyncio.create_task(self._run(), name="engine loop")
+        self._set_serving(True)
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuses new requests, lets live ones finish for `drain_s` seconds, ends the rest with Unavailable, and stops
+        the worker. Idempotent."""
+        self._is_stopping = True
+        self._set_serving(False)
+        if self._loop_task is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await self._nothing_live.wait()
+            self._loop_task.cancel()
+            await asyncio.wait({self._loop_task})
+            self._loop_task = None
+        self._deliver(self._take_held() + self._fail(list(self._live), Unavailable("the server has stopped")))
+        await self._workers.stop()
+
+    @property
+    def description(self) -> WorkerDescription:
+        """The worker in use, or the last one. Raises Unavailable before the first start."""
+        return self._current.worker.description
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether `submit` takes requests."""
+        return self._is_serving
+
+    def add_state_listener(self, listener: Callable[[bool], None]) -> None:
+        """`listener` hears every change of `is_serving`; it must not raise."""
+        self._listeners.append(listener)
+
+    def next_uid(self) -> int:
+        return self._intake.next_uid()
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; its events follow.
+
+        Raises Unavailable, InvalidRequest, DuplicateRequest or Overloaded; nothing is queued then.
+        """
+        if not self._is_serving:
+            raise Unavailable("the server is starting, stopping or recovering; try again later")
+        self._intake.accept(
+            request,
+            self.description,
+            num_waiting=len(self._queue),
+            num_openings=self._current.scheduler.num_openings,
+        )
+        self._live[request.uid] = _Live(request, Usage(prompt=len(request.prompt), seed=request.sampling.seed))
+        self._queue.push(request)
+        self._nothing_live.clear()
+        self._work.set()
+
+    def abort(self, uid: int) -> None:
+        """Ends a request without further events. Its slot and pages are free for the next step. Unknown and ended
+        requests are ignored."""
+        self._held = [event for event in self._held if event.uid != uid]
+        self._end(uid)
+
+    @property
+    def policy(self) -> PolicyState:
+        """Raises Unavailable before the first start."""
+        return self._policy_store.state
+
+    async def set_policy(self, policy: Policy, expected_revision: int | None = None) -> PolicyState:
+        """Puts a policy in force for all sequences from the next planned step on; returns once that step is fixed.
+
+        expected_revision: the revision the caller read; None replaces whatever is in force.
+
+        Raises StaleRevision, InvalidRequest, or Unavailable before the first start.
+        """
+        store = self._policy_store
+        step = self._current.scheduler.next_step_id
+        return store.set(policy, expected_revision=expected_revision, effective_step=step)
+
+    def statistics(self) -> EngineStatistics:
+        """Raises Unavailable before the first start."""
+        scheduler = self._current.scheduler
+        slots, pages = scheduler.ledger.slots, scheduler.ledger.pages
+        return self._counters.view(
+            running=scheduler.num_running,
+            waiting=len(self._queue),
+            slots_free=slots.num_free,
+            slots_used=slots.num_used,
+            pages=tuple(PoolUse(group=group, free=pool.num_free, used=pool.num_used) for group, pool in pages.items()),
+        )
+
+    def check_integrity(self) -> list[str]:
+        """One line per violated invariant of the books; empty when all hold."""
+        scheduler = self._current.scheduler
+        problems = scheduler.ledger.check_integrity()
+        known = {request.uid for request in self._queue} | {sequence.uid for sequence in scheduler.ledger}
+        if known != set(self._live):
+            problems.append(f"live requests {sorted(self._live)}, queued or running {sorted(known)}")
+        return problems
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._turn()
+            except WorkerError as error:
+                cause = f"{type(error).__name__}: {error}"
+                log.error("the worker is lost: %s", cause)
+                running = [sequence.uid for sequence in self._current.scheduler.ledger]
+                failed = self._fail(running, Unavailable(f"the worker was lost ({cause}); try again"))
+                await self._recover(cause, failed)
+            except Exception as error:
+                # Host and worker may disagree now; nothing that either holds can be trusted.
+                cause = f"the engine failed: {error!r}"
+                log.exception("a round failed")
+                await self._recover(cause, self._fail(list(self._live), InternalError(cause)))
+
+    async def _turn(self) -> None:
+        """One round if there is work; else waits for some."""
+        life = self._current
+        if life.worker.lost.done():
+            raise WorkerLost(life.worker.lost.result())
+        if life.scheduler.has_work:
+            await self._round()
+            return
+        self._work.clear()
+        self._deliver(self._take_held())
+        await self._work.wait()
+
+    async def _round(self) -> None:
+        life = self._current
+        started = time.perf_counter()
+        plan = life.scheduler.plan(self._policy_store.state.policy)
+        handed_over = time.perf_counter()
+        execution = asyncio.create_task(life.worker.link.execute(plan))
+        try:
+            # Lets the task run up to its first wait, so that the worker computes while the front takes the events.
+            await asyncio.sleep(0)
+            self._deliver(self._take_held())
+            result = await execution
+        finally:
+            execution.cancel()
+        answered = time.perf_counter()
+        undecided: list[Event] = []
+        for event in self._book(plan, result):
+            needs_verdict = isinstance(event, TokenEvent) and event.needs_verdict
+            (undecided if needs_verdict else self._held).append(event)
+        self._deliver(undecided)
+        if plan.slots:
+            host_s = (handed_over - started) + (time.perf_counter() - answered)
+            self._counters.add_step(result.timings, execute_s=answered - handed_over, host_s=host_s)
+
+    def _book(self, plan: StepPlan, result: StepResult) -> list[Event]:
+        """Commits a result to the ledger, ends what is finished, and returns the events."""
+        scheduler = self._current.scheduler
+        num_drafts = plan.gamma if plan.feed_drafter else 0
+        events: list[Event] = []
+        for outcome in outcomes(plan, result):
+            sequence = scheduler.ledger.find(outcome.slot, outcome.epoch)
+            if sequence is None:
+                continue  # aborted while the step ran
+            try:
+                sequence.commit(outcome.num_known, outcome.emitted, num_drafts)
+                if outcome.samples:
+                    events.append(self._book_round(sequence.uid, outcome))
+            except ValueError as error:
+                log.error("step %d: %s", plan.step_id, error)
+                events += self._fail([sequence.uid], InternalError(f"the worker's answer does not fit: {error}"))
+        return events
+
+    def _book_round(self, uid: int, outcome: Outcome) -> TokenEvent:
+        live = self._live[uid]
+        event = settle(live.request, live.usage, outcome)
+        live.usage = event.usage
+        self._counters.add_round(outcome)
+        self._current.scheduler.ledger[uid].awaiting_verdict = event.needs_verdict
+        if event.finish is not None:
+            self._end(uid)
+        return event
+
+    def _deliver(self, events: list[Event]) -> None:
+        """Hands events to the front and acts on its verdicts. A fault of the front ends the requests it was told of."""
+        if not events:
+            return
+        undecided = {event.uid for event in events if isinstance(event, TokenEvent) and event.needs_verdict}
+        try:
+            verdicts = self._sink.deliver(events)
+        except Exception as error:
+            log.exception("the front failed on %d events", len(events))
+            self._report(self._fail((event.uid for event in events), InternalError(f"the front failed: {error!r}")))
+            return
+        for verdict in verdicts:
+            undecided.discard(verdict.uid)
+            if verdict.stop:
+                self._end(verdict.uid)
+            elif verdict.uid in self._current.scheduler.ledger:
+                self._current.scheduler.ledger[verdict.uid].awaiting_verdict = False
+        if undecided:
+            self._report(self._fail(undecided, InternalError("the front gave no verdict")))
+
+    def _report(self, errors: list[Event]) -> None:
+        """Delivers errors to a front that has just failed; what fails again is only logged."""
+        try:
+            self._sink.deliver(errors)
+        except Exception:
+            log.exception("the front failed on %d errors", len(errors))
+
+    async def _recover(self, cause: str, failed: list[Event]) -> None:
+        """Brings the worker back. `failed`: errors of the requests that its loss ended.
+
+        Waiting requests wait on, but no longer than one start of a worker may take.
+        """
+        self._set_serving(False)
+        self._deliver(self._take_held() + failed)
+        patience_s = self._settings.cluster.start_timeout_s
+        patience = asyncio.get_running_loop().call_later(patience_s, self._give_up_waiting, cause)
+        try:
+            worker = await restart(self._workers, cause, self._pause)
+        finally:
+            patience.cancel()
+        self._life = begin_life(worker, self._queue, self._settings, self._life)
+        self._counters.restarts += 1
+        worker.lost.add_done_callback(self._wake)
+        for request in list(self._queue):
+            try:
+                check_servable(request, worker.description)
+            except InvalidRequest as error:  # the worker came back with less memory
+                self._deliver(self._fail([request.uid], error))
+        self._set_serving(not self._is_stopping)
+
+    def _give_up_waiting(self, cause: str) -> None:
+        waiting = [request.uid for request in self._queue]
+        self._deliver(self._fail(waiting, Unavailable(f"the worker was lost and is not back ({cause}); try again")))
+
+    def _wake(self, lost: asyncio.Future[str]) -> None:
+        self._work.set()
+
+    def _fail(self, uids: Iterable[int], error: OutriderError) -> list[Event]:
+        """Ends requests; returns their last events."""
+        return [ErrorEvent(uid=uid, error=error) for uid in uids if self._end(uid)]
+
+    def _end(self, uid: int) -> bool:
+        """Lets go of a request wherever it is; False when it has ended already."""
+        live = self._live.pop(uid, None)
+        if live is None:
+            return False
+        if uid in self._queue:
+            self._queue.remove(uid)
+        else:
+            self._current.scheduler.release(uid)
+        self._intake.forget(live.request.request_id)
+        if not self._live:
+            self._nothing_live.set()
+        return True
+
+    def _set_serving(self, is_serving: bool) -> None:
+        if is_serving != self._is_serving:
+            self._is_serving = is_serving
+            for listener in self._listeners:
+                listener(is_serving)
+
+    def _take_held(self) -> list[Event]:
+        held, self._held = self._held, []
+        return held
+
+    @property
+    def _current(self) -> Life:
+        if self._life is None:
+            raise Unavailable("the server is starting")
+        return self._life
+
+    @property
+    def _policy_store(self) -> PolicyStore:
+        if self._policies is None:
+            raise Unavailable("the server is starting")
+        return self._policies

@@ -1,0 +1,109 @@
+"""From one step's result to events: who committed what, counts, and why a sequence ended. Pure; knows no queue, ledger
+or link."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from runtime.events import TokenEvent
+from runtime.request import Finish, FinishReason, Request, Round, StopParams, Usage
+from workers.plan import StalePlan, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One column of a plan beside its result; the fields are those of StepPlan and StepResult."""
+
+    slot: int
+    epoch: int
+    num_known: int
+    num_drafts: int
+    samples: bool
+    drafted: tuple[int, ...]
+    num_admitted: int
+    num_accepted: int
+    emitted: tuple[int, ...]
+
+
+def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
+    """Columns of `plan` with what became of them. Raises StalePlan when the result answers another plan."""
+    if (result.step_id, result.epoch) != (plan.step_id, plan.epoch):
+        raise StalePlan(
+            f"step {plan.step_id} of epoch {plan.epoch} was answered by step {result.step_id} of epoch {result.epoch}"
+        )
+    columns = (result.emitted, result.drafted, result.num_admitted, result.num_accepted)
+    if any(len(column) != len(plan.slots) for column in columns):
+        lengths = [len(column) for column in columns]
+        raise StalePlan(f"step {plan.step_id} has {len(plan.slots)} sequences, its result {lengths}")
+    return (
+        Outcome(
+            slot=plan.slots[i],
+            epoch=plan.epochs[i],
+            num_known=plan.num_known[i],
+            num_drafts=plan.num_drafts[i],
+            samples=plan.samples[i],
+            drafted=result.drafted[i],
+            num_admitted=result.num_admitted[i],
+            num_accepted=result.num_accepted[i],
+            emitted=result.emitted[i],
+        )
+        for i in range(len(plan.slots))
+    )
+
+
+def settle(request: Request, usage: Usage, outcome: Outcome) -> TokenEvent:
+    """The event of a pass that sampled. `usage` is that before the pass; the event carries the one after it.
+
+    A sequence that goes on needs a verdict if it has stop strings.
+
+    Raises ValueError when counts contradict each other or tokens follow a stop: the worker has clipped already.
+    """
+    num_trimmed = outcome.num_accepted + 1 - len(outcome.emitted)
+    counts_fit = 0 <= outcome.num_accepted <= outcome.num_admitted <= outcome.num_drafts == len(outcome.drafted)
+    if not counts_fit or not outcome.emitted or num_trimmed < 0:
+        raise ValueError(
+            f"request {request.uid}: {len(outcome.drafted)} drafts of {outcome.num_drafts}, "
+            f"{outcome.num_admitted} admitted, {outcome.num_accepted} accepted, {len(outcome.emitted)} emitted"
+        )
+    usage = replace(
+        usage,
+        completion=usage.completion + len(outcome.emitted),
+        rounds=usage.rounds + 1,
+        drafted=usage.drafted + outcome.num_drafts,
+        admitted=usage.admitted + outcome.num_admitted,
+        accepted=usage.accepted + outcome.num_accepted,
+        trimmed=usage.trimmed + num_trimmed,
+    )
+    assert usage.completion == usage.accepted + usage.rounds - usage.trimmed
+    finish = finish_of(request.stopping, outcome.emitted, usage.completion)
+    if finish is None and num_trimmed:
+        raise ValueError(f"request {request.uid}: {num_trimmed} tokens were cut off and nothing ended it")
+    the_round = Round(drafted=outcome.drafted, accepted=outcome.num_accepted, emitted=outcome.emitted)
+    return TokenEvent(
+        uid=request.uid,
+        tokens=outcome.emitted,
+        usage=usage,
+        rounds=(the_round,) if request.report_rounds else (),
+        finish=finish,
+        needs_verdict=finish is None and bool(request.stopping.stop_strings),
+    )
+
+
+def finish_of(stopping: StopParams, emitted: tuple[int, ...], num_completed: int) -> Finish | None:
+    """Why a sequence ends with the last of the newly `emitted` tokens; None while it goes on.
+
+    num_completed: tokens emitted in all, the new ones among them. End of sequence goes before a stop token, a stop
+    token before the length. Raises ValueError for tokens beyond an end.
+    """
+    stops = {*stopping.eos_token_ids, *stopping.stop_token_ids}
+    if not stops.isdisjoint(emitted[:-1]) or num_completed > stopping.max_tokens:
+        raise ValueError(f"tokens {emitted} run past a stop token or past max_tokens {stopping.max_tokens}")
+    last = emitted[-1]
+    if last in stopping.eos_token_ids:
+        return Finish(reason=FinishReason.EOS)
+    if last in stopping.stop_token_ids:
+        return Finish(reason=FinishReason.STOP_TOKEN, stop_token_id=last)
+    if num_completed == stopping.max_tokens:
+        return Finish(reason=FinishReason.LENGTH)
+    return None
