@@ -14,10 +14,17 @@ Worker time line: gather → target pass → verify → clip (EOS, stop ids, lim
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 VERIFY_EVERYTHING = 2**31 - 1
 """A verify budget that admits every waiting draft."""
+
+MAX_STOP_IDS = 32
+"""Stop and end-of-sequence ids of one sequence that a rank checks."""
+
+Progress = Callable[[str, int, int], None]
+"""What is being loaded, how much of it is done, how much there is; each stage has its own unit."""
 
 
 class WorkerError(Exception):

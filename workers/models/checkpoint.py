@@ -16,7 +16,8 @@ from typing import Protocol, Self, cast
 import torch
 from safetensors import SafetensorError, safe_open
 
-from workers.models.config import MTP_PREFIX, Qwen3NextConfig, read_config, read_json
+from workers.models.config import MTP_PREFIX, Qwen3NextConfig, read_config
+from workers.models.fields import read_json
 from workers.plan import LoadError
 
 SINGLE_FILE = "model.safetensors"

@@ -5,14 +5,11 @@ A field that would change the arithmetic in a way that is not served is refused 
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
-from workers.plan import LoadError
+from workers.models.fields import Fields, read_json
 
 SERVED_MODEL_TYPES = ("qwen3_next",)
 
@@ -22,7 +19,6 @@ MTP_PREFIX = "mtp."
 LayerType = Literal["linear_attention", "full_attention"]
 
 _DTYPES = ("float32", "bfloat16", "float16")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +93,9 @@ def read_config(path: Path, *, has_mtp_tensors: bool = False) -> Qwen3NextConfig
     has_mtp_tensors: whether the files hold an MTP module; decides where config.json does not say.
     Raises LoadError, naming the field and the remedy, for what is missing, malformed or not served.
     """
-    fields = _Fields(path / "config.json", read_json(path / "config.json"))
+    fields = Fields(path / "config.json", read_json(path / "config.json"))
     generation_path = path / "generation_config.json"
-    generation = _Fields(generation_path, read_json(generation_path) if generation_path.exists() else {})
+    generation = Fields(generation_path, read_json(generation_path) if generation_path.exists() else {})
 
     model_type = fields.choice("model_type", SERVED_MODEL_TYPES)
     _refuse_unserved(fields)
@@ -149,111 +145,7 @@ def read_config(path: Path, *, has_mtp_tensors: bool = False) -> Qwen3NextConfig
     )
 
 
-def read_json(path: Path) -> Mapping[str, object]:
-    """The JSON object in a file of a checkpoint. Raises LoadError, naming the file."""
-    if not path.parent.is_dir():
-        raise LoadError(f"{path.parent} is not a directory; set model.path to a checkpoint directory")
-    if not path.is_file():
-        raise LoadError(f"{path} is missing; model.path must be a checkpoint directory in Hugging Face format")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise LoadError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise LoadError(f"{path} holds a {type(values).__name__}; a JSON object is needed")
-    return values
-
-
-class _Fields:
-    """Typed reads from one JSON object. A field that is absent or null takes its default, if it has one."""
-
-    def __init__(self, source: Path | str, values: Mapping[str, object]) -> None:
-        self._source = source
-        self._values = values
-
-    def error(self, name: str, remedy: str) -> LoadError:
-        if name not in self._values:
-            return LoadError(f"{self._source}: {name} is missing; {remedy}")
-        return LoadError(f"{self._source}: {name} is {json.dumps(self._values[name])}; {remedy}")
-
-    def get(self, name: str) -> object:
-        return self._values.get(name)
-
-    def maybe_number(self, name: str, *, minimum: float = 0.0, maximum: float = math.inf) -> float | None:
-        value = self.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(name, "it must be a number")
-        if not minimum <= value <= maximum:
-            raise self.error(name, f"it must be between {minimum} and {maximum}")
-        return float(value)
-
-    def maybe_integer(self, name: str, *, minimum: int = 1, maximum: int | None = None) -> int | None:
-        value = self.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(name, "it must be an integer")
-        if value < minimum:
-            raise self.error(name, f"it must be at least {minimum}")
-        if maximum is not None and value > maximum:
-            raise self.error(name, f"it must be at most {maximum}")
-        return value
-
-    def number(self, name: str) -> float:
-        return self._or_default(name, self.maybe_number(name), None)
-
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int | None = None) -> int:
-        return self._or_default(name, self.maybe_integer(name, minimum=minimum, maximum=maximum), default)
-
-    def multiple(self, name: str, divisor: str) -> int:
-        """An integer that another field divides."""
-        value = self.integer(name)
-        if value % self.integer(divisor):
-            raise self.error(name, f"it must be a multiple of {divisor}, which is {self.integer(divisor)}")
-        return value
-
-    def boolean(self, name: str, default: bool) -> bool:
-        value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.error(name, "it must be true or false")
-        return value
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers; one integer is a list of one, an absent field an empty list."""
-        value = self.get(name)
-        values = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in values):
-            raise self.error(name, "it must be an integer or a list of integers")
-        return tuple(values)
-
-    def choice(self, name: str, served: tuple[str, ...], default: str | None = None) -> str:
-        value = self._or_default(name, self.get(name), default)
-        if not isinstance(value, str) or value not in served:
-            raise self.error(name, f"served: {', '.join(served)}")
-        return value
-
-    def table(self, name: str) -> _Fields:
-        """The fields of a nested object; none where it is absent."""
-        value = self.get(name)
-        if value is None:
-            return _Fields(f"{self._source}: {name}", {})
-        if not isinstance(value, dict):
-            raise self.error(name, "it must be an object")
-        return _Fields(f"{self._source}: {name}", value)
-
-    def _or_default(self, name: str, value: T | None, default: T | None) -> T:
-        if value is not None:
-            return value
-        if default is None:
-            raise self.error(name, "it must be set")
-        return default
-
-
-def _refuse_unserved(fields: _Fields) -> None:
+def _refuse_unserved(fields: Fields) -> None:
     """Refuses what Qwen3-Next itself does not have or what is not served of it."""
     fields.choice("hidden_act", ("silu",), "silu")
     if fields.boolean("attention_bias", False):
@@ -265,7 +157,7 @@ def _refuse_unserved(fields: _Fields) -> None:
             raise fields.error(name, "only unquantised bfloat16, float16 or float32 weights are served")
 
 
-def _layer_types(fields: _Fields, num_layers: int) -> tuple[LayerType, ...]:
+def _layer_types(fields: Fields, num_layers: int) -> tuple[LayerType, ...]:
     """`layer_types`, or every `full_attention_interval`-th layer with full attention."""
     listed = fields.get("layer_types")
     if listed is None:
@@ -279,7 +171,7 @@ def _layer_types(fields: _Fields, num_layers: int) -> tuple[LayerType, ...]:
     return tuple(listed)
 
 
-def _dense_layers(fields: _Fields, num_layers: int) -> tuple[int, ...]:
+def _dense_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
     """Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
     step = fields.integer("decoder_sparse_step", 1)
     listed = fields.integers("mlp_only_layers")
@@ -288,7 +180,7 @@ def _dense_layers(fields: _Fields, num_layers: int) -> tuple[int, ...]:
     return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
 
 
-def _rotary(fields: _Fields, head_dim: int) -> tuple[float, int]:
+def _rotary(fields: Fields, head_dim: int) -> tuple[float, int]:
     """Base of the rotation and rotated elements per head, from either spelling:
     `rope_theta`, `rope_scaling` and `partial_rotary_factor` side by side, or inside `rope_parameters`."""
     scaling, parameters = fields.table("rope_scaling"), fields.table("rope_parameters")
@@ -307,7 +199,7 @@ def _rotary(fields: _Fields, head_dim: int) -> tuple[float, int]:
     return theta, rotary_dim
 
 
-def _dtype(fields: _Fields) -> str:
+def _dtype(fields: Fields) -> str:
     name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     value = fields.get(name)
     if isinstance(value, str) and value.startswith("torch."):
@@ -315,7 +207,7 @@ def _dtype(fields: _Fields) -> str:
     return fields.choice(name, _DTYPES, "float32")
 
 
-def _eos_token_ids(fields: _Fields, vocab_size: int) -> tuple[int, ...]:
+def _eos_token_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
     ids = fields.integers("eos_token_id")
     if any(not 0 <= token < vocab_size for token in ids):
         raise fields.error("eos_token_id", f"token ids run from 0 to {vocab_size - 1}")

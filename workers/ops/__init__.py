@@ -1,0 +1,1 @@
+"""Arithmetic in two numerics modes; see base.py."""

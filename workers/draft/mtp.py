@@ -1,0 +1,171 @@
+"""The MTP head as a proposer: one module chained to any length, its KV a cache group of its own.
+
+Entry p of the drafter's KV depends on token p + 1 and the target's hidden state at p. So after every pass of the target
+the committed rows are run through the module with the target's hidden states, overwriting what drafting left there, and
+drafting goes on from the last of them with the module's own output:
+
+    positions        C ......... C' − 1 | C'      C' + 1  ...
+    token beside it  x_{C+1} ... x_{C'} | d_1     d_2
+    hidden           target's           | module's own          (provisional; overwritten by the next observation)
+
+With the drafter switched off, hidden states of the last W committed tokens wait in a window and are fed in one pass when
+it is switched on again; what is older is a gap, masked in the module's attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from state.layout import DRAFTER_GROUP
+from state.pools import DevicePools
+from workers.batch import Batch, build_batch
+from workers.draft.admit import confidence
+from workers.draft.proposer import DraftCounts, Observation, Proposal
+from workers.layers.context import PassContext
+from workers.models.qwen3_next import Qwen3Next
+from workers.ops.base import Ops
+from workers.rows import pad_rows
+from workers.sampling.processors import target_law
+from workers.sampling.registers import SamplingRegisters
+from workers.sampling.verify import DrawParams, draw_draft
+
+
+class MtpProposer:
+    """See the module. Drafts are drawn from the law that the request's own sampling parameters give the head's logits."""
+
+    def __init__(self, model: Qwen3Next, pools: DevicePools, registers: SamplingRegisters, ops: Ops, gamma_max: int) -> None:
+        assert model.drafter is not None
+        self.gamma_max = gamma_max
+        self._model, self._module = model, model.drafter
+        self._pools, self._registers, self._ops = pools, registers, ops
+        self._waiting: set[int] = set()  # slots with hidden states in their window
+        self._fed: tuple[Batch, Tensor, Tensor] | None = None
+        self._drafted = [0] * gamma_max
+        self._accepted = [0] * gamma_max
+
+    def begin(self, slots: Sequence[int]) -> None:
+        self._waiting.difference_update(slots)
+
+    def observe(self, observation: Observation, *, feed: bool) -> None:
+        self._fed = None
+        if not feed:
+            self._stow(observation)
+            return
+        stale = [slot for slot in observation.slots if slot in self._waiting]
+        if stale:
+            columns = [i for i, slot in enumerate(observation.slots) if slot in self._waiting]
+            index = torch.tensor(columns, dtype=torch.int64).to(observation.hidden_ND.device)
+            self._catch_up(stale, observation.batch.committed_B.index_select(0, index), observation.batch.max_length)
+            self._waiting.difference_update(stale)
+        batch = observation.batch
+        hidden_ND = self._run(batch, observation.hidden_ND)
+        end_B = batch.committed_B + observation.committed_B
+        self._pools.draft_len.index_copy_(0, batch.slots_B, end_B)
+        last_B = (batch.starts_B + observation.committed_B - 1).clamp(min=0)
+        self._fed = (batch, hidden_ND.index_select(0, last_B), end_B)
+
+    def propose(self, proposal: Proposal) -> None:
+        assert self._fed is not None
+        batch, last_BD, end_B = self._fed
+        slots_S = batch.slots_B.index_select(0, proposal.columns_S)
+        known_S = end_B.index_select(0, proposal.columns_S)  # position of the newest token
+        hidden_SD = last_BD.index_select(0, proposal.columns_S)
+        self._draw(proposal, 0, slots_S, known_S, hidden_SD)
+        for step in range(1, proposal.gamma):
+            chain = build_batch(
+                slots=proposal.slots,
+                max_counts=[1] * len(proposal.slots),
+                exact=True,
+                counts_B=torch.ones_like(known_S),
+                committed_B=known_S + (step - 1),
+                num_real=len(proposal.slots),
+                row_multiple=self._ops.row_multiple,
+                max_length=proposal.max_length + step,
+            )
+            hidden_SD = self._run(chain, pad_rows(hidden_SD, self._ops.row_multiple))[: len(proposal.slots)]
+            self._draw(proposal, step, slots_S, known_S, hidden_SD)
+
+    def accept(self, num_drafts: Sequence[int], num_accepted: Sequence[int]) -> None:
+        for drafts, accepted in zip(num_drafts, num_accepted, strict=True):
+            for position in range(drafts):
+                self._drafted[position] += 1
+                self._accepted[position] += position < accepted
+
+    def counts(self) -> DraftCounts:
+        return DraftCounts(drafted=tuple(self._drafted), accepted=tuple(self._accepted))
+
+    def _run(self, batch: Batch, hidden_ND: Tensor) -> Tensor:
+        """The module over rows of known next tokens; writes its KV, returns its hidden states."""
+        pools = self._pools
+        log = pools.token_log
+        next_N = log.view(-1).index_select(0, batch.slot_N * log.shape[1] + batch.position_N + 1).to(torch.int64)
+        view = self._ops.attention_view(batch, pools, DRAFTER_GROUP, (pools.gap_start, pools.gap_end))
+        ctx = PassContext(
+            batch=batch, views={DRAFTER_GROUP: view}, kv=pools.kv, angles=self._model.rotary.angles(batch.position_N), txn=None
+        )
+        return self._module.forward(self._model.embed(next_N), hidden_ND, ctx).for_draft
+
+    def _draw(self, proposal: Proposal, step: int, slots_S: Tensor, known_S: Tensor, hidden_SD: Tensor) -> None:
+        """Draft number `step` of each sequence: law, confidence (before the draw) and token go to their registers."""
+        pools, modes, count = self._pools, proposal.modes, len(proposal.slots)
+        logits_RV = self._model.logits(pad_rows(hidden_SD, self._ops.row_multiple))
+        pools.confidence[:, step].index_copy_(0, slots_S, confidence(logits_RV)[:count])
+        if modes.any_sampled:
+            slots_R = pad_rows(slots_S, self._ops.row_multiple)
+            params = self._registers.row_params(slots_R)
+            law_RV = target_law(logits_RV, params, any_sampled=True, any_sorted=modes.any_sorted)
+            draw = DrawParams(
+                greedy_N=params.greedy,
+                coupled_N=self._registers.coupled.index_select(0, slots_R),
+                seed_N=self._registers.seed.index_select(0, slots_R),
+                position_N=pad_rows(known_S + 1 + step - pools.prompt_len.index_select(0, slots_S), self._ops.row_multiple),
+            )
+            drafts_S = draw_draft(
+                law_RV, draw, proposal.step_id, any_standard=modes.any_standard, any_coupled=modes.any_coupled
+            )[:count]
+            if modes.any_standard:
+                pools.draft_law[:, step].index_copy_(0, slots_S, law_RV[:count])
+        else:
+            drafts_S = logits_RV[:count].argmax(-1)
+        log = pools.token_log
+        log.view(-1).index_copy_(0, slots_S * log.shape[1] + known_S + 1 + step, drafts_S.to(log.dtype))
+
+    def _stow(self, observation: Observation) -> None:
+        """Hidden states of the last committed rows go to the window; what falls out of it becomes a gap."""
+        pools, batch = self._pools, observation.batch
+        window = pools.hidden_window.shape[1]
+        end_B = batch.committed_B + observation.committed_B
+        end_N = end_B.index_select(0, batch.column_N)
+        keep_N = batch.real_N & (batch.position_N < end_N) & (batch.position_N >= end_N - window)
+        row_N = (batch.slot_N * window + batch.position_N % window) * keep_N  # rows not kept land in the null slot
+        pools.hidden_window.view(-1, observation.hidden_ND.shape[1]).index_copy_(0, row_N, observation.hidden_ND)
+        self._waiting.update(observation.slots)
+
+    def _catch_up(self, slots: Sequence[int], committed_B: Tensor, max_length: int) -> None:
+        """Feeds what waits in the windows, in one pass, before the rows of the present step."""
+        pools = self._pools
+        window = pools.hidden_window.shape[1]
+        slots_B = torch.tensor(slots, dtype=torch.int64).to(committed_B.device)
+        covered_B = pools.draft_len.index_select(0, slots_B)
+        start_B = torch.maximum(covered_B, committed_B - window)
+        # One gap per sequence: a second one swallows the good entries between the two.
+        gap_start_B, gap_end_B = pools.gap_start.index_select(0, slots_B), pools.gap_end.index_select(0, slots_B)
+        had_gap_B = gap_end_B > gap_start_B
+        new_gap_B = start_B > covered_B
+        pools.gap_start.index_copy_(0, slots_B, torch.where(had_gap_B | ~new_gap_B, gap_start_B, covered_B))
+        pools.gap_end.index_copy_(0, slots_B, torch.where(new_gap_B, start_B, gap_end_B))
+        batch = build_batch(
+            slots=slots,
+            max_counts=[window] * len(slots),
+            exact=False,
+            counts_B=committed_B - start_B,
+            committed_B=start_B,
+            num_real=window * len(slots),
+            row_multiple=self._ops.row_multiple,
+            max_length=max_length,
+        )
+        row_N = batch.slot_N * window + batch.position_N % window
+        self._run(batch, pools.hidden_window.view(-1, pools.hidden_window.shape[2]).index_select(0, row_N))

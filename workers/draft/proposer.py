@@ -1,0 +1,72 @@
+"""What a drafter is to a step: four verbs. Knows no model.
+
+    begin(slots)      sequences enter their slots
+    observe(...)      the target committed rows; their hidden states are seen once, now
+    propose(...)      draws gamma drafts per sequence into the token log, with their laws and confidences
+    accept(...)       verification's outcome, for the proposer's own counts
+
+A proposer may own weights, a cache group (its layers appear in the state layout) and a vocabulary map. Nothing it does
+can change the law of the output, only how many drafts stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from workers.batch import Batch
+from workers.sampling.registers import Modes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A committed pass. hidden_ND: the target's hidden states for drafting, flat rows of `batch`.
+    committed_B: rows committed per sequence; rows beyond are void. slots: host values."""
+
+    batch: Batch
+    slots: Sequence[int]
+    hidden_ND: Tensor
+    committed_B: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Where to draft. columns: sequences of the observed batch that draft (host values, and as a tensor).
+    max_length: host upper bound of known tokens after the step. step_id keys the noise of standard drafts."""
+
+    columns: Sequence[int]
+    columns_S: Tensor
+    slots: Sequence[int]
+    modes: Modes
+    gamma: int
+    step_id: int
+    max_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCounts:
+    """Per draft position since start: how many were drafted and how many stood."""
+
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+class Proposer(Protocol):
+    gamma_max: int
+
+    def begin(self, slots: Sequence[int]) -> None: ...
+
+    def observe(self, observation: Observation, *, feed: bool) -> None:
+        """feed: run the drafter over the rows. Otherwise their hidden states wait in the window."""
+        ...
+
+    def propose(self, proposal: Proposal) -> None:
+        """Only after an observation that fed. Drafts lie in the token log behind the newest token."""
+        ...
+
+    def accept(self, num_drafts: Sequence[int], num_accepted: Sequence[int]) -> None: ...
+
+    def counts(self) -> DraftCounts: ...

@@ -1,0 +1,51 @@
+"""One decoder layer: x += mixer(norm x); x += feed_forward(norm x)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from state.layout import StateSpec
+from workers.layers.attention import GatedAttention
+from workers.layers.context import PassContext
+from workers.layers.feed_forward import MixtureOfExperts, SwiGLU
+from workers.layers.gated_delta import GatedDeltaNet
+from workers.models.config import Qwen3NextConfig
+from workers.ops.base import Ops
+from workers.ops.shared import Rotary, rms_norm
+
+
+class DecoderLayer:
+    """`layer` numbers the state it owns. `attends` chooses gated attention over Gated DeltaNet; `dense` SwiGLU over experts."""
+
+    def __init__(
+        self,
+        config: Qwen3NextConfig,
+        weights: Mapping[str, Tensor],
+        prefix: str,
+        *,
+        layer: int,
+        group: str,
+        attends: bool,
+        dense: bool,
+        ops: Ops,
+        rotary: Rotary,
+    ) -> None:
+        self._eps = config.rms_norm_eps
+        self._input_norm, self._post_norm = weights[f"{prefix}input_norm.weight"], weights[f"{prefix}post_norm.weight"]
+        self._mixer: GatedAttention | GatedDeltaNet
+        if attends:
+            self._mixer = GatedAttention(config, weights, f"{prefix}mixer.", layer, group, ops, rotary)
+        else:
+            self._mixer = GatedDeltaNet(config, weights, f"{prefix}mixer.", layer, ops)
+        self._feed_forward = SwiGLU(weights, f"{prefix}mlp.", ops) if dense else MixtureOfExperts(config, weights, f"{prefix}mlp.", ops)
+
+    def state_specs(self, dtype: str) -> tuple[StateSpec, ...]:
+        if isinstance(self._mixer, GatedAttention):
+            return (self._mixer.state_spec(dtype),)
+        return self._mixer.state_specs(dtype)
+
+    def __call__(self, x_ND: Tensor, ctx: PassContext) -> Tensor:
+        x_ND = x_ND + self._mixer(rms_norm(x_ND, self._input_norm, self._eps, offset=1.0), ctx)
+        return x_ND + self._feed_forward(rms_norm(x_ND, self._post_norm, self._eps, offset=1.0))

@@ -1,0 +1,168 @@
+"""From settings to a rank that can step: checkpoint, numerics, model, pools, registers, proposer. Knows no plans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from configs.load import demo_checkpoint
+from configs.schema import CacheSettings, WorkerSettings
+from state.accounting import accounting_rows, plan_memory
+from state.pools import DTYPES, DevicePools
+from workers.draft.mtp import MtpProposer
+from workers.draft.proposer import Proposer
+from workers.inputs import StepInputs
+from workers.models.checkpoint import Checkpoint
+from workers.models.config import MTP_PREFIX, Qwen3NextConfig
+from workers.models.qwen3_next import Qwen3Next
+from workers.models.qwen3_next_table import tensor_table
+from workers.models.rules import table_shapes
+from workers.models.weights import LoadReport, load_parameters
+from workers.ops.base import Ops
+from workers.ops.default import DefaultOps
+from workers.ops.reference import ReferenceOps
+from workers.plan import MAX_STOP_IDS, LoadError, WorkerDescription
+from workers.sampling.registers import SamplingRegisters
+from workers.selftest import check_invariance
+
+Progress = Callable[[str, int, int], None]
+
+# Kept in float32 whatever the activations are: small, and exponentiated.
+_FLOAT32_PARAMETERS = (".a_log", ".dt_bias")
+
+
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """Everything a step works on."""
+
+    model: Qwen3Next
+    ops: Ops
+    pools: DevicePools
+    registers: SamplingRegisters
+    proposer: Proposer | None
+    inputs: StepInputs
+    description: WorkerDescription
+
+
+def load_rank(settings: WorkerSettings, progress: Progress) -> Rank:
+    """Loads the checkpoint and allocates the pools under the memory budget.
+
+    progress(stage, done, total): bytes while reading weights. Raises LoadError: the checkpoint, a setting or the memory
+    budget does not work, with its name.
+    """
+    started = time.perf_counter()
+    torch.set_num_threads(settings.threads)
+    device = _device(settings)
+    with Checkpoint.open(settings.model.path or demo_checkpoint()) as checkpoint:
+        config = checkpoint.config
+        drafts = config.num_mtp_layers > 0 and settings.speculation.gamma_max > 0
+        dtype = _dtype(settings, config, device)
+        ops: Ops = ReferenceOps(settings.k_slices) if settings.model.numerics == "reference" else DefaultOps(dtype)
+        weights, report = _weights(checkpoint, dtype, device, drafts=drafts, progress=progress)
+    max_model_len = _max_model_len(settings.cache, config)
+    gamma_max = settings.speculation.gamma_max if drafts else 0
+    model = Qwen3Next(config, weights, ops, max_length=max_model_len + gamma_max + 2, drafts=drafts)
+    if settings.model.numerics == "reference":
+        check_invariance(model, ops, progress)
+    try:
+        memory = plan_memory(
+            model.state_layout,
+            settings.cache,
+            max_model_len=max_model_len,
+            max_step_tokens=settings.max_step_tokens,
+            gamma_max=gamma_max,
+            hidden_window=settings.speculation.hidden_window,
+            drafting=drafts,
+        )
+    except ValueError as error:
+        raise LoadError(str(error)) from error
+    progress("allocating", 0, 1)
+    sizes = memory.sizes
+    pools = DevicePools(model.state_layout, sizes, device)
+    registers = SamplingRegisters(sizes.num_slots, MAX_STOP_IDS, device)
+    proposer = MtpProposer(model, pools, registers, ops, gamma_max) if drafts else None
+    progress("allocating", 1, 1)
+    return Rank(
+        model=model,
+        ops=ops,
+        pools=pools,
+        registers=registers,
+        proposer=proposer,
+        inputs=StepInputs(sizes.num_slots, device),
+        description=WorkerDescription(
+            model_type=config.model_type,
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            max_model_len=max_model_len,
+            eos_token_ids=config.eos_token_ids,
+            dtype=str(dtype).removeprefix("torch."),
+            numerics=settings.model.numerics,
+            device=str(device),
+            num_parameters=report.num_parameters,
+            parameter_bytes=report.parameter_bytes,
+            gamma_max=gamma_max,
+            page_size=settings.cache.page_size,
+            cache_groups=memory.cache_groups,
+            num_pages=sizes.num_pages,
+            num_slots=sizes.num_slots,
+            accounting=accounting_rows(
+                model.state_layout,
+                memory,
+                max_model_len=max_model_len,
+                max_running=settings.cache.max_running,
+            ),
+            load_s=time.perf_counter() - started,
+        ),
+    )
+
+
+def _device(settings: WorkerSettings) -> torch.device:
+    wanted = settings.model.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise LoadError("model.device is cuda, but torch finds no GPU; set it to cpu or auto")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _dtype(settings: WorkerSettings, config: Qwen3NextConfig, device: torch.device) -> torch.dtype:
+    wanted = settings.model.dtype
+    if settings.model.numerics == "reference":
+        if wanted == "bfloat16":
+            raise LoadError("model.numerics reference is float32 only; set model.dtype to float32 or auto")
+        return torch.float32
+    if wanted == "auto":
+        return torch.float32 if device.type == "cpu" else DTYPES[config.dtype]
+    return DTYPES[wanted]
+
+
+def _max_model_len(cache: CacheSettings, config: Qwen3NextConfig) -> int:
+    if cache.max_model_len is None:
+        return config.context_length
+    if cache.max_model_len > config.context_length:
+        raise LoadError(
+            f"cache.max_model_len is {cache.max_model_len}, but the checkpoint's context is {config.context_length} tokens; lower it"
+        )
+    return cache.max_model_len
+
+
+def _weights(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, *, drafts: bool, progress: Progress
+) -> tuple[dict[str, Tensor], LoadReport]:
+    table = tensor_table(checkpoint.config)
+    if not drafts:
+        table = tuple(rule for rule in table if not rule.published.startswith(MTP_PREFIX))
+    weights = {
+        name: torch.empty(shape, dtype=torch.float32 if name.endswith(_FLOAT32_PARAMETERS) else dtype, device=device)
+        for name, shape in table_shapes(table).items()
+    }
+    report = load_parameters(
+        checkpoint,
+        table,
+        weights,
+        lambda done, total: progress("reading weights", done, total),
+        skip_prefixes=() if drafts else (MTP_PREFIX,),
+    )
+    return weights, report

@@ -1,0 +1,112 @@
+"""Qwen3-Next: the target, and the MTP head that drafts beside it. Knows no scheduling and no sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from state.layout import DRAFTER_GROUP, TARGET_GROUP, StateLayout
+from workers.layers.context import PassContext
+from workers.layers.decoder import DecoderLayer
+from workers.models.config import Qwen3NextConfig
+from workers.ops.base import Ops
+from workers.ops.shared import Rotary, rms_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """What a pass yields per flat row [N, D]: one tensor for the output head, one for the drafter. Equal in this family."""
+
+    for_logits: Tensor
+    for_draft: Tensor
+
+
+class Qwen3Next:
+    """Target and, where the checkpoint has one and it is wanted, its MTP module.
+
+    `weights` maps our parameter names to tensors; see qwen3_next_table. `max_length` bounds positions.
+    """
+
+    def __init__(self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], ops: Ops, *, max_length: int, drafts: bool) -> None:
+        self.config = config
+        self._ops, self._eps = ops, config.rms_norm_eps
+        self._embed = weights["embed.weight"]
+        self._head = self._embed if config.tied else weights["lm_head.weight"]
+        self._norm = weights["norm.weight"]
+        self.rotary = Rotary(config.rotary_dim, config.rope_theta, max_length, self._embed.device)
+        self.layers = [
+            DecoderLayer(
+                config,
+                weights,
+                f"layers.{i}.",
+                layer=i,
+                group=TARGET_GROUP,
+                attends=kind == "full_attention",
+                dense=i in config.dense_layers,
+                ops=ops,
+                rotary=self.rotary,
+            )
+            for i, kind in enumerate(config.layer_types)
+        ]
+        self.drafter = MtpModule(config, weights, ops, self.rotary) if drafts else None
+
+    @property
+    def state_layout(self) -> StateLayout:
+        dtype = str(self._embed.dtype).removeprefix("torch.")
+        layers = [*self.layers, self.drafter.layer] if self.drafter else self.layers
+        return StateLayout(
+            layers=tuple(layer.state_specs(dtype) for layer in layers),
+            hidden_size=self.config.hidden_size,
+            vocab_size=self.config.vocab_size,
+            activation_dtype=dtype,
+        )
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        return F.embedding(ids_N, self._embed)
+
+    def forward(self, ids_N: Tensor, ctx: PassContext) -> Hidden:
+        """ids int64 [N] → post-final-norm hidden states, which the head and the drafter both take."""
+        x_ND = self.embed(ids_N)
+        for layer in self.layers:
+            x_ND = layer(x_ND, ctx)
+        hidden = rms_norm(x_ND, self._norm, self._eps, offset=1.0)
+        return Hidden(for_logits=hidden, for_draft=hidden)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """[R, D] → float32 [R, V]."""
+        return self._ops.linear(hidden_RD, self._head).float()
+
+
+class MtpModule:
+    """h'_p = norm(layer(fc [norm(embed(x_{p+1})); norm(h_p)])), DeepSeek-V3 (2412.19437) eq. 21 with one gated-attention
+    layer. Chained: a step's output is the next step's h. Its KV is a cache group of its own, one entry per position."""
+
+    def __init__(self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], ops: Ops, rotary: Rotary) -> None:
+        self._ops, self._eps = ops, config.rms_norm_eps
+        self._embed_norm, self._hidden_norm = weights["mtp.embed_norm.weight"], weights["mtp.hidden_norm.weight"]
+        self._fc, self._norm = weights["mtp.fc.weight"], weights["mtp.norm.weight"]
+        self.layer = DecoderLayer(
+            config,
+            weights,
+            "mtp.layer.",
+            layer=config.num_layers,
+            group=DRAFTER_GROUP,
+            attends=True,
+            dense=False,
+            ops=ops,
+            rotary=rotary,
+        )
+
+    def forward(self, embedding_ND: Tensor, hidden_ND: Tensor, ctx: PassContext) -> Hidden:
+        """Embedding of the token after each row's position, and the hidden state at it."""
+        pair = [
+            rms_norm(embedding_ND, self._embed_norm, self._eps, offset=1.0),
+            rms_norm(hidden_ND, self._hidden_norm, self._eps, offset=1.0),
+        ]
+        x_ND = self.layer(self._ops.linear(torch.cat(pair, -1), self._fc), ctx)
+        hidden = rms_norm(x_ND, self._norm, self._eps, offset=1.0)
+        return Hidden(for_logits=hidden, for_draft=hidden)
