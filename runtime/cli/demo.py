@@ -111,7 +111,7 @@ def _heldout_prompts(number: int) -> list[str]:
 def comparison_table(runs: list[PolicyRun]) -> Table:
     """One row per policy; the first run is the baseline that outputs are compared with."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("policy", "tokens/s", "tokens per target pass", "acceptance by position", "identical output"):
+    for heading in ("policy", "tokens/s", "tokens per pass", "acceptance by position", "identical output"):
         table.add_column(heading, justify="left" if heading in ("policy", "identical output") else "right")
     for number, policy_run in enumerate(runs):
         per_pass = policy_run.tokens_per_pass

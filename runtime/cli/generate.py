@@ -95,14 +95,14 @@ async def _generate(
         if not request.report_rounds:
             async for frame in client.generate(request):
                 write(frame.text)
-                _report(frame, newline=True)
+                _report(frame)
             return
         served = (await client.get_model()).name
         tokenizer = _tokenizer(tokenizer_directory or checkpoint, served)
         OUT.print(legend())
         async for frame in client.generate(request):
             OUT.print(paint(rounds_of(frame), lambda token: tokenizer.decode([token])), end="", soft_wrap=True)
-            _report(frame, newline=True)
+            _report(frame)
 
 
 def rounds_of(frame: inference_pb2.GenerateResponse) -> list[Round]:
@@ -117,19 +117,19 @@ def rounds_of(frame: inference_pb2.GenerateResponse) -> list[Round]:
     ]
 
 
-def _report(frame: inference_pb2.GenerateResponse, *, newline: bool) -> None:
-    """After the last frame: why it ended, and the counts."""
+def _report(frame: inference_pb2.GenerateResponse) -> None:
+    """After the last frame, and only then: why it ended, and the counts."""
     if not frame.HasField("finish"):
         return
     from outrider.v1 import types_pb2
 
-    if newline:
-        write("\n")
+    write("\n")
     reason = types_pb2.FinishReason.Name(frame.finish.reason).removeprefix("FINISH_REASON_").lower()
     usage = frame.usage
     ERR.print(
         f"[dim]{reason}: {usage.completion_tokens} tokens in {usage.rounds} passes; "
-        f"{usage.accepted} of {usage.drafted} drafts accepted; seed {usage.seed}[/]"
+        f"{usage.accepted} of {usage.drafted} drafts accepted; seed {usage.seed}[/]",
+        soft_wrap=True,
     )
 
 

@@ -19,12 +19,13 @@ def health(
 
 
 async def _health(address: str, service: str, timeout_s: float) -> None:
-    import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    async with grpc.aio.insecure_channel(address) as channel:
+    from runtime.front.client import OutriderClient
+
+    async with OutriderClient(address) as client:
         request = health_pb2.HealthCheckRequest(service=service)
-        reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+        reply = await health_pb2_grpc.HealthStub(client.channel).Check(request, timeout=timeout_s)
     OUT.print(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         raise typer.Exit(EXIT_NO)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.logging import RichHandler
 
 from configs.load import SettingsError, load_settings, parse_assignment, settings_file
 from configs.schema import Dtype, Numerics, ServeSettings
-from runtime.cli.console import EXIT_USAGE, OUT, fail, run
+from runtime.cli.console import ERR, EXIT_USAGE, OUT, fail, run
 from runtime.cli.startup import StartupProgress, accounting_table, model_line, summary_panel
 
 FLAG_KEYS = {
@@ -66,6 +68,10 @@ def serve(
     ray_address: Annotated[
         str | None, typer.Option(help="Ray cluster to join; a local one is started if left out.")
     ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(help="Least severe messages to print on standard error."),
+    ] = "warning",
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its key path; may be repeated."),
@@ -76,7 +82,11 @@ def serve(
     A first signal lets running streams finish (server.drain_s), a second one ends them at once. All settings with
     their meaning: outrider settings.
     """
+    # Locals first: nothing else may stand among them.
     flags = {name: value for name, value in locals().items() if name in FLAG_KEYS}
+    logging.basicConfig(
+        level=log_level.upper(), format="%(name)s: %(message)s", handlers=[RichHandler(console=ERR, show_path=False)]
+    )
     run(_serve(settings_from_flags(config, assignments or [], flags)))
 
 

@@ -38,7 +38,8 @@ class StartupProgress:
     ) -> None:
         if kind is None:
             self._complete_all()
-        self._bars.stop()
+        if ERR.is_terminal:
+            self._bars.stop()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         if stage not in self._tasks:

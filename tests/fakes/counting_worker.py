@@ -1,0 +1,105 @@
+"""A rank without a model whose text is known beforehand, with drafts that are partly right. Knows no torch.
+
+The token at output position p is TEXT_TOKENS[p % len(TEXT_TOKENS)], whatever the prompt. A draft is wrong where its
+output position is divisible by WRONG_EVERY.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from configs.schema import WorkerSettings
+from workers.plan import LoadError, Progress, StepPlan, StepResult, WorkerDescription
+
+FACTORY = "fakes.counting_worker:load"
+TEXT_TOKENS = tuple(range(300, 340))
+WRONG_TOKEN = 299
+WRONG_EVERY = 3
+
+
+def truth(position: int) -> int:
+    return TEXT_TOKENS[position % len(TEXT_TOKENS)]
+
+
+def draft(position: int) -> int:
+    return WRONG_TOKEN if position % WRONG_EVERY == 0 else truth(position)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    max_tokens: int
+    num_emitted: int = 0
+    waiting: list[int] = field(default_factory=list)
+
+
+def load(settings: WorkerSettings, progress: Progress) -> CountingWorker:
+    """Served name `badly` raises LoadError, `hang` never returns, `stick` never ends a step after the first."""
+    progress("weights", 1, 2)
+    if settings.model.served_name == "badly":
+        raise LoadError("model.norm.weight: missing from the checkpoint")
+    if settings.model.served_name == "hang":
+        threading.Event().wait()
+    progress("weights", 2, 2)
+    return CountingWorker(settings)
+
+
+class CountingWorker:
+    """Keeps a count and the waiting drafts per slot."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.description = WorkerDescription(
+            model_type="counting",
+            vocab_size=4096,
+            context_length=4096,
+            max_model_len=4096,
+            eos_token_ids=(),
+            dtype="float32",
+            numerics=settings.model.numerics,
+            device="cpu",
+            num_parameters=1,
+            parameter_bytes=4,
+            gamma_max=settings.speculation.gamma_max,
+            page_size=16,
+            cache_groups=("target", "drafter"),
+            num_pages=(1024, 1024),
+            num_slots=8,
+            accounting=(("KV per token", "64 B"), ("sequences that fit", "8")),
+            load_s=0.5,
+        )
+        self._sticks = settings.model.served_name == "stick"
+        self._sequences: dict[int, _Sequence] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for slot in plan.released_slots:
+            self._sequences.pop(slot, None)
+        for new in plan.admitted:
+            self._sequences[new.slot] = _Sequence(new.max_tokens)
+        if self._sticks and any(self._sequences[slot].num_emitted for slot in plan.slots):
+            threading.Event().wait()
+        rows = [self._advance(plan, row) for row in range(len(plan.slots))]
+        return StepResult(
+            step_id=plan.step_id,
+            epoch=plan.epoch,
+            emitted=tuple(emitted for emitted, _, _ in rows),
+            drafted=tuple(drafted for _, drafted, _ in rows),
+            num_admitted=plan.num_drafts,
+            num_accepted=tuple(accepted for _, _, accepted in rows),
+        )
+
+    def _advance(self, plan: StepPlan, row: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        sequence = self._sequences[plan.slots[row]]
+        if not plan.samples[row]:
+            return (), (), 0
+        drafted = tuple(sequence.waiting[: plan.num_drafts[row]])
+        start, accepted = sequence.num_emitted, 0
+        while accepted < len(drafted) and drafted[accepted] == truth(start + accepted):
+            accepted += 1
+        count = min(accepted + 1, sequence.max_tokens - start)
+        sequence.num_emitted += count
+        num_next = plan.gamma if plan.feed_drafter else 0
+        sequence.waiting = [draft(sequence.num_emitted + k) for k in range(num_next)]
+        return tuple(truth(start + k) for k in range(count)), drafted, accepted
+
+    def check_integrity(self) -> list[str]:
+        return []
