@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/worker.proto\x12\x0boutrider.v1\"$\n\x0bLoadRequest\x12\x15\n\rsettings_json\x18\x01 \x01(\t\"T\n\x0cLoadProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\x12\x18\n\x10\x64\x65scription_json\x18\x04 \x01(\t\"\xa1\x02\n\x08StepPlan\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x08\x61\x64mitted\x18\x03 \x03(\x0b\x32\x18.outrider.v1.NewSequence\x12\x16\n\x0ereleased_slots\x18\x04 \x03(\r\x12\r\n\x05slots\x18\x05 \x03(\r\x12\x17\n\x0fsequence_epochs\x18\x06 \x03(\x04\x12\x11\n\tnum_known\x18\x07 \x03(\r\x12\x12\n\nnum_drafts\x18\x08 \x03(\r\x12\x0f\n\x07samples\x18\t \x03(\x08\x12\x15\n\rmax_committed\x18\n \x03(\r\x12\r\n\x05gamma\x18\x0b \x01(\r\x12\x15\n\rverify_budget\x18\x0c \x01(\r\x12\x14\n\x0c\x66\x65\x65\x64_drafter\x18\r \x01(\x08\"\x86\x02\n\x0bNewSequence\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x16\n\x0esequence_epoch\x18\x02 \x01(\x04\x12\x0b\n\x03uid\x18\x03 \x01(\x04\x12\x0e\n\x06prompt\x18\x04 \x03(\r\x12\'\n\x06tables\x18\x05 \x03(\x0b\x32\x17.outrider.v1.BlockTable\x12\x13\n\x0btemperature\x18\x06 \x01(\x02\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05top_p\x18\x08 \x01(\x02\x12\r\n\x05min_p\x18\t \x01(\x02\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x0f\n\x07\x63oupled\x18\x0b \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nmax_tokens\x18\r \x01(\r\"\x1b\n\nBlockTable\x12\r\n\x05pages\x18\x01 \x03(\r\"\xf6\x01\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bnum_emitted\x18\x03 \x03(\r\x12\x14\n\x0cnum_admitted\x18\x04 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x05 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x06 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x07 \x03(\r\x12\x0f\n\x07total_s\x18\x08 \x01(\x01\x12\x10\n\x08target_s\x18\t \x01(\x01\x12\x10\n\x08verify_s\x18\n \x01(\x01\x12\x10\n\x08\x63ommit_s\x18\x0b \x01(\x01\x12\x0f\n\x07\x64raft_s\x18\x0c \x01(\x01\x12\r\n\x05\x65rror\x18\r \x01(\t\"\x17\n\x15\x43heckIntegrityRequest\",\n\x16\x43heckIntegrityResponse\x12\x12\n\nviolations\x18\x01 \x03(\t2\xe8\x01\n\rWorkerService\x12=\n\x04Load\x12\x18.outrider.v1.LoadRequest\x1a\x19.outrider.v1.LoadProgress0\x01\x12=\n\x07\x45xecute\x12\x15.outrider.v1.StepPlan\x1a\x17.outrider.v1.StepResult(\x01\x30\x01\x12Y\n\x0e\x43heckIntegrity\x12\".outrider.v1.CheckIntegrityRequest\x1a#.outrider.v1.CheckIntegrityResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/worker.proto\x12\x0boutrider.v1\"$\n\x0bLoadRequest\x12\x15\n\rsettings_json\x18\x01 \x01(\t\"c\n\x0cLoadProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\x12\x18\n\x10\x64\x65scription_json\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\xa1\x02\n\x08StepPlan\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x08\x61\x64mitted\x18\x03 \x03(\x0b\x32\x18.outrider.v1.NewSequence\x12\x16\n\x0ereleased_slots\x18\x04 \x03(\r\x12\r\n\x05slots\x18\x05 \x03(\r\x12\x17\n\x0fsequence_epochs\x18\x06 \x03(\x04\x12\x11\n\tnum_known\x18\x07 \x03(\r\x12\x12\n\nnum_drafts\x18\x08 \x03(\r\x12\x0f\n\x07samples\x18\t \x03(\x08\x12\x15\n\rmax_committed\x18\n \x03(\r\x12\r\n\x05gamma\x18\x0b \x01(\r\x12\x15\n\rverify_budget\x18\x0c \x01(\r\x12\x14\n\x0c\x66\x65\x65\x64_drafter\x18\r \x01(\x08\"\x86\x02\n\x0bNewSequence\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x16\n\x0esequence_epoch\x18\x02 \x01(\x04\x12\x0b\n\x03uid\x18\x03 \x01(\x04\x12\x0e\n\x06prompt\x18\x04 \x03(\r\x12\'\n\x06tables\x18\x05 \x03(\x0b\x32\x17.outrider.v1.BlockTable\x12\x13\n\x0btemperature\x18\x06 \x01(\x02\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05top_p\x18\x08 \x01(\x02\x12\r\n\x05min_p\x18\t \x01(\x02\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x0f\n\x07\x63oupled\x18\x0b \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nmax_tokens\x18\r \x01(\r\"\x1b\n\nBlockTable\x12\r\n\x05pages\x18\x01 \x03(\r\"\xf6\x01\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bnum_emitted\x18\x03 \x03(\r\x12\x14\n\x0cnum_admitted\x18\x04 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x05 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x06 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x07 \x03(\r\x12\x0f\n\x07total_s\x18\x08 \x01(\x01\x12\x10\n\x08target_s\x18\t \x01(\x01\x12\x10\n\x08verify_s\x18\n \x01(\x01\x12\x10\n\x08\x63ommit_s\x18\x0b \x01(\x01\x12\x0f\n\x07\x64raft_s\x18\x0c \x01(\x01\x12\r\n\x05\x65rror\x18\r \x01(\t\"\x17\n\x15\x43heckIntegrityRequest\",\n\x16\x43heckIntegrityResponse\x12\x12\n\nviolations\x18\x01 \x03(\t2\xe8\x01\n\rWorkerService\x12=\n\x04Load\x12\x18.outrider.v1.LoadRequest\x1a\x19.outrider.v1.LoadProgress0\x01\x12=\n\x07\x45xecute\x12\x15.outrider.v1.StepPlan\x1a\x17.outrider.v1.StepResult(\x01\x30\x01\x12Y\n\x0e\x43heckIntegrity\x12\".outrider.v1.CheckIntegrityRequest\x1a#.outrider.v1.CheckIntegrityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADREQUEST']._serialized_start=41
   _globals['_LOADREQUEST']._serialized_end=77
   _globals['_LOADPROGRESS']._serialized_start=79
-  _globals['_LOADPROGRESS']._serialized_end=163
-  _globals['_STEPPLAN']._serialized_start=166
-  _globals['_STEPPLAN']._serialized_end=455
-  _globals['_NEWSEQUENCE']._serialized_start=458
-  _globals['_NEWSEQUENCE']._serialized_end=720
-  _globals['_BLOCKTABLE']._serialized_start=722
-  _globals['_BLOCKTABLE']._serialized_end=749
-  _globals['_STEPRESULT']._serialized_start=752
-  _globals['_STEPRESULT']._serialized_end=998
-  _globals['_CHECKINTEGRITYREQUEST']._serialized_start=1000
-  _globals['_CHECKINTEGRITYREQUEST']._serialized_end=1023
-  _globals['_CHECKINTEGRITYRESPONSE']._serialized_start=1025
-  _globals['_CHECKINTEGRITYRESPONSE']._serialized_end=1069
-  _globals['_WORKERSERVICE']._serialized_start=1072
-  _globals['_WORKERSERVICE']._serialized_end=1304
+  _globals['_LOADPROGRESS']._serialized_end=178
+  _globals['_STEPPLAN']._serialized_start=181
+  _globals['_STEPPLAN']._serialized_end=470
+  _globals['_NEWSEQUENCE']._serialized_start=473
+  _globals['_NEWSEQUENCE']._serialized_end=735
+  _globals['_BLOCKTABLE']._serialized_start=737
+  _globals['_BLOCKTABLE']._serialized_end=764
+  _globals['_STEPRESULT']._serialized_start=767
+  _globals['_STEPRESULT']._serialized_end=1013
+  _globals['_CHECKINTEGRITYREQUEST']._serialized_start=1015
+  _globals['_CHECKINTEGRITYREQUEST']._serialized_end=1038
+  _globals['_CHECKINTEGRITYRESPONSE']._serialized_start=1040
+  _globals['_CHECKINTEGRITYRESPONSE']._serialized_end=1084
+  _globals['_WORKERSERVICE']._serialized_start=1087
+  _globals['_WORKERSERVICE']._serialized_end=1319
 # @@protoc_insertion_point(module_scope)

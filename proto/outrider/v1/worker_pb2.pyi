@@ -13,16 +13,18 @@ class LoadRequest(_message.Message):
     def __init__(self, settings_json: _Optional[str] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
-    __slots__ = ("stage", "done", "total", "description_json")
+    __slots__ = ("stage", "done", "total", "description_json", "error")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     stage: str
     done: int
     total: int
     description_json: str
-    def __init__(self, stage: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., description_json: _Optional[str] = ...) -> None: ...
+    error: str
+    def __init__(self, stage: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., description_json: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class StepPlan(_message.Message):
     __slots__ = ("step_id", "epoch", "admitted", "released_slots", "slots", "sequence_epochs", "num_known", "num_drafts", "samples", "max_committed", "gamma", "verify_budget", "feed_drafter")

@@ -1,0 +1,206 @@
+"""A rank as a Ray actor: on a cluster that is there, or on a local Ray started for it. Knows no gRPC and no model.
+
+Ray ties the daemons of a local cluster to the thread that started them, so one thread makes all blocking Ray calls and
+lives as long as the launcher. Steps do not pass through Ray; the actor opens the same service as a child process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from configs.schema import ClusterSettings, WorkerSettings
+from runtime.cluster.launcher import KILL_TIMEOUT_S, log_path, tail_of, worker_environment
+from workers.actor import ActorAddress, WorkerActor
+from workers.channel import LOOPBACK
+from workers.main import DEFAULT_FACTORY
+from workers.plan import WorkerError, WorkerLost
+
+T = TypeVar("T")
+
+OBJECT_STORE_BYTES = 80 * 1024 * 1024
+"""Ray's least; nothing large passes through it."""
+
+_ALWAYS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's future default; the present one comes with a warning
+}
+_LOCAL = {
+    # By the name of this variable: whether this machine is to be one of many. If not, daemons listen on loopback only.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Idle processes made in advance have not the environment that a rank needs.
+    "RAY_prestart_worker_first_driver": "0",
+}
+
+
+def start_ray(cluster: ClusterSettings, *, num_cpus: int, namespace: str) -> bool:
+    """Joins the cluster at `ray_address`, or starts a local one of `num_cpus` that ends with the calling thread.
+
+    False, and nothing done, where this process has Ray already. Blocks for seconds. Ray reads its environment when it
+    is imported, hence the import here and nowhere before.
+    """
+    os.environ.update(_ALWAYS if cluster.ray_address else {**_ALWAYS, **_LOCAL})
+    import ray
+
+    if ray.is_initialized():
+        return False
+    quiet: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": "ERROR"}
+    if cluster.ray_address:
+        ray.init(address=cluster.ray_address, **quiet)
+    else:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            **quiet,
+        )
+    return True
+
+
+class ActorWorker:
+    """A `LaunchedWorker`. On our own machine its process is held by a file descriptor, which names it and no later one
+    of the same number; elsewhere Ray's word has to do. `stay` is the actor's call that ends with the actor."""
+
+    def __init__(self, actor: Any, opened: ActorAddress, log: Path | None, *, stay: Any, is_local: bool) -> None:
+        self.address = opened.address
+        self.pid = opened.pid
+        self.name = f"Ray actor {actor._actor_id.hex()[:8]}, process {opened.pid}"
+        self._actor = actor
+        self._log = log
+        self._pidfd = _hold_process(opened.pid) if is_local else None
+        self._death = asyncio.create_task(self._await_death(stay))
+
+    async def wait_dead(self) -> str:
+        return await asyncio.shield(self._death)
+
+    async def kill(self) -> None:
+        import ray
+
+        if self._pidfd is not None:
+            # Ray asks a process to leave, and one that is stopped does not hear it.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        await asyncio.to_thread(ray.kill, self._actor)
+        try:
+            async with asyncio.timeout(KILL_TIMEOUT_S):
+                await asyncio.shield(self._death)
+        except TimeoutError:
+            raise WorkerError(f"{self.name} is still there {KILL_TIMEOUT_S:g} s after it was killed") from None
+
+    def log_tail(self) -> str:
+        return tail_of(self._log) if self._log is not None else ""
+
+    async def _await_death(self, stay: Any) -> str:
+        from ray.exceptions import RayError
+
+        reason = "it returned"
+        try:
+            await stay
+        except RayError as error:
+            reason = _first_line(error)
+        if self._pidfd is not None:
+            await _readable(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        return f"{self.name} ended: {reason}"
+
+
+class RayLauncher:
+    """A `Launcher`. Ranks of a local Ray log to state_dir/logs, those of a cluster to Ray. `factory` names what loads
+    the worker."""
+
+    def __init__(self, cluster: ClusterSettings, state_dir: Path, *, factory: str = DEFAULT_FACTORY) -> None:
+        self._cluster = cluster
+        self._state_dir = state_dir
+        self._factory = factory
+        self._namespace = f"outrider-{uuid.uuid4().hex[:12]}"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._began_ray = False
+
+    async def launch(self, settings: WorkerSettings, epoch: int) -> ActorWorker:
+        await self._in_thread(lambda: self._start(settings))
+        import ray
+        from ray.exceptions import RayError
+
+        is_one_machine = self._cluster.ray_address is None
+        log = log_path(self._state_dir, settings, epoch) if is_one_machine else None
+        actor = await self._in_thread(lambda: _make_actor(settings))
+        try:
+            opened: ActorAddress = await actor.open.remote(
+                factory=self._factory,
+                epoch=epoch,
+                bind_host=self._cluster.worker_bind_host or (LOOPBACK if is_one_machine else None),
+                advertise_host=self._cluster.worker_advertise_host,
+                ports=(self._cluster.worker_port_min, self._cluster.worker_port_max),
+                log_path=log,
+            )
+        except RayError as error:
+            ray.kill(actor)
+            raise WorkerLost(f"the Ray actor did not serve: {error}") from None
+        except BaseException:
+            ray.kill(actor)
+            raise
+        is_local = opened.node_id == ray.get_runtime_context().get_node_id()
+        return ActorWorker(actor, opened, log, stay=actor.stay.remote(), is_local=is_local)
+
+    async def close(self) -> None:
+        """Leaves Ray, and ends it, where this launcher started it."""
+        if self._began_ray:
+            import ray
+
+            await self._in_thread(ray.shutdown)
+            self._began_ray = False
+        self._thread.shutdown()
+
+    def _start(self, settings: WorkerSettings) -> None:
+        if start_ray(self._cluster, num_cpus=settings.threads, namespace=self._namespace):
+            self._began_ray = True
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def _make_actor(settings: WorkerSettings) -> Any:
+    """An actor that Ray never restarts (a rank comes back in a new epoch, by the supervisor) and that dies with us."""
+    import ray
+
+    device = settings.model.device
+    wants_gpu = device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)  # type: ignore[no-untyped-call]
+    options = {
+        "num_cpus": settings.threads,
+        "num_gpus": 1 if wants_gpu else 0,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "runtime_env": {"env_vars": worker_environment(settings, os.environ)},
+    }
+    return ray.remote(WorkerActor).options(**options).remote()
+
+
+def _hold_process(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
