@@ -60,7 +60,8 @@ class InferenceServiceServicer:
 
         INVALID_ARGUMENT: a field is wrong (named, with the remedy). NOT_FOUND: another model is served here.
         ALREADY_EXISTS: the request id is live. RESOURCE_EXHAUSTED: the queue is full, or the reader fell behind.
-        UNAVAILABLE: draining, not ready, or the worker was lost.
+        UNAVAILABLE: draining, not ready, or the worker was lost. Trailing metadata `x-tokens-sent` counts the ids that went
+        out before the end: retry an error only where it is 0.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,102 @@
+"""A small asyncio client of the public services, for the command line and for tests. Knows nothing of the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.v1 import inference_pb2, inference_pb2_grpc, operator_pb2, operator_pb2_grpc
+from workers.channel import make_async_channel
+
+GenerateCall = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
+
+
+class OutriderClient:
+    """One channel to one server; `async with` closes it. Errors of the server are `grpc.aio.AioRpcError`."""
+
+    def __init__(self, address: str) -> None:
+        """address: host:port. Dials on first use."""
+        self.channel = make_async_channel(address)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        self._operator = operator_pb2_grpc.OperatorServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        self._health = health_pb2_grpc.HealthStub(self.channel)  # type: ignore[no-untyped-call]
+
+    async def __aenter__(self) -> OutriderClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self.channel.close(None)
+
+    def call(self, request: inference_pb2.GenerateRequest, **options: Any) -> GenerateCall:
+        """Generate as gRPC's own call object, for metadata, deadline and status.
+
+        options: those of a gRPC call, such as `timeout` in seconds and `metadata`.
+        """
+        call: GenerateCall = self._inference.Generate(request, **options)
+        return call
+
+    async def generate(
+        self, request: inference_pb2.GenerateRequest, **options: Any
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Frames of one request; the last carries `finish`. Closing the iterator early cancels the request.
+
+        options: as in `call`.
+        """
+        call = self.call(request, **options)
+        try:
+            async for frame in call:
+                yield frame
+        finally:
+            call.cancel()
+
+    async def get_model(self) -> inference_pb2.GetModelResponse:
+        reply: inference_pb2.GetModelResponse = await self._inference.GetModel(inference_pb2.GetModelRequest())
+        return reply
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Ids of a text."""
+        return await self._tokenize(inference_pb2.TokenizeRequest(text=text))
+
+    async def tokenize_chat(self, chat: inference_pb2.Chat) -> list[int]:
+        """Ids of a chat rendered with the served checkpoint's template."""
+        return await self._tokenize(inference_pb2.TokenizeRequest(chat=chat))
+
+    async def get_policy(self) -> operator_pb2.VerificationPolicyState:
+        request = operator_pb2.GetVerificationPolicyRequest()
+        state: operator_pb2.VerificationPolicyState = await self._operator.GetVerificationPolicy(request)
+        return state
+
+    async def set_policy(
+        self, gamma: int | None, *, expected_revision: int | None = None
+    ) -> operator_pb2.VerificationPolicyState:
+        """Switches speculation. gamma: drafts per round, None for off. expected_revision: refuse if it is another."""
+        policy = operator_pb2.VerificationPolicy()
+        if gamma is None:
+            policy.off.SetInParent()
+        else:
+            policy.fixed.gamma = gamma
+        request = operator_pb2.SetVerificationPolicyRequest(policy=policy, expected_revision=expected_revision)
+        state: operator_pb2.VerificationPolicyState = await self._operator.SetVerificationPolicy(request)
+        return state
+
+    async def wait_ready(self, service: str, timeout_s: float) -> None:
+        """Returns when a service reports SERVING. Raises AioRpcError, DEADLINE_EXCEEDED, when it does not in time."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        watch = self._health.Watch(request, timeout=timeout_s, wait_for_ready=True)
+        async for state in watch:
+            if state.status == health_pb2.HealthCheckResponse.SERVING:
+                watch.cancel()
+                return
+
+    async def _tokenize(self, request: inference_pb2.TokenizeRequest) -> list[int]:
+        reply: inference_pb2.TokenizeResponse = await self._inference.Tokenize(request)
+        return list(reply.token_ids)

@@ -1,0 +1,317 @@
+"""Wire messages to domain values and back; checks every field and applies every default. Knows no engine, no files.
+
+A field that is absent takes its default; a plain zero is a value. What is wrong is refused by its path in the message,
+with the remedy; what this server does not know is refused too, since dropping it would change what was asked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from outrider.v1 import inference_pb2, operator_pb2, types_pb2
+from runtime.front.defaults import SamplingDefaults
+from runtime.front.errors import InvalidRequest, UnknownModel
+from runtime.request import (
+    MAX_STOP_STRING_BYTES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    Finish,
+    FinishReason,
+    Request,
+    Round,
+    SamplingParams,
+    StopParams,
+    Usage,
+)
+from runtime.stream.text_stream import Delta
+from runtime.verification.policy import Fixed, Off, Policy, PolicyState
+from workers.plan import WorkerDescription
+
+MIN_TEMPERATURE = 2.0**-20
+"""About 1e-6. Below it, logits divided by the temperature leave float32; greedy is 0."""
+MAX_TEMPERATURE = 1000.0
+
+MAX_REQUEST_ID_CHARS = 256
+
+REQUEST_ID_KEY = "x-request-id"
+"""Metadata key of the request id, both ways."""
+
+_FINISH_REASONS = {
+    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
+    FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
+    FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What requests are checked against, and what they get where they say nothing."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    default_max_tokens: int
+    defaults: SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """A checked request before its prompt is known in tokens. max_tokens: None where the request names none."""
+
+    request_id: str
+    sampling: SamplingParams
+    max_tokens: int | None
+    eos_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+    stop_strings: tuple[str, ...]
+    priority: int
+    report_rounds: bool
+
+
+def request_id_of(message: inference_pb2.GenerateRequest, metadata: Mapping[str, str | bytes]) -> str:
+    """The caller's name for a request: the field, else `x-request-id`, else a new one. Raises InvalidRequest."""
+    if message.HasField("request_id"):
+        field, request_id = "request_id", message.request_id
+    elif REQUEST_ID_KEY in metadata:
+        field, request_id = REQUEST_ID_KEY, str(metadata[REQUEST_ID_KEY])
+    else:
+        return uuid.uuid4().hex
+    # It travels back in metadata, which takes printable ASCII and trims spaces at the ends.
+    is_sound = request_id.isascii() and request_id.isprintable() and request_id == request_id.strip()
+    if not is_sound or not 1 <= len(request_id) <= MAX_REQUEST_ID_CHARS:
+        raise InvalidRequest(
+            field,
+            f"must be 1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters without spaces at the ends; "
+            "leave it out to have one made",
+        )
+    return request_id
+
+
+def options_of(message: inference_pb2.GenerateRequest, request_id: str, model: ServedModel) -> GenerateOptions:
+    """Everything but the prompt. Raises InvalidRequest or UnknownModel."""
+    refuse_unknown_fields(message)
+    if message.HasField("model") and message.model != model.name:
+        raise UnknownModel(f"model: {message.model!r} is not served here, {model.name!r} is")
+    stopping = message.stopping
+    max_tokens = stopping.max_tokens if stopping.HasField("max_tokens") else None
+    if max_tokens == 0:
+        raise InvalidRequest("stopping.max_tokens", "must be at least 1; leave it out for the server's default")
+    return GenerateOptions(
+        request_id=request_id,
+        sampling=sampling_of(message.sampling, model),
+        max_tokens=max_tokens,
+        eos_token_ids=() if stopping.ignore_eos else model.eos_token_ids,
+        stop_token_ids=_stop_token_ids(stopping, model),
+        stop_strings=_stop_strings(stopping),
+        priority=message.priority,
+        report_rounds=message.report_rounds,
+    )
+
+
+def sampling_of(message: types_pb2.Sampling, model: ServedModel) -> SamplingParams:
+    """Checked sampling with defaults. A request without a seed gets one here. Raises InvalidRequest."""
+    defaults = model.defaults
+    temperature = message.temperature if message.HasField("temperature") else defaults.temperature
+    if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        raise InvalidRequest(
+            "sampling.temperature", f"{temperature:g} is not 0 (greedy) and not from 1e-6 to {MAX_TEMPERATURE:g}"
+        )
+    top_k = message.top_k if message.HasField("top_k") else defaults.top_k
+    top_p = message.top_p if message.HasField("top_p") else defaults.top_p
+    if not 0 < top_p <= 1:
+        raise InvalidRequest("sampling.top_p", f"{top_p:g} is not above 0 and at most 1; 1 keeps all tokens")
+    if not 0 <= message.min_p <= 1:
+        raise InvalidRequest("sampling.min_p", f"{message.min_p:g} is not from 0 to 1; 0 keeps all tokens")
+    if message.verification not in types_pb2.Verification.values():
+        raise InvalidRequest(
+            "sampling.verification",
+            f"{message.verification} is unknown; choose {', '.join(types_pb2.Verification.keys()[1:])}",
+        )
+    has_seed = message.HasField("seed")
+    coupled = {types_pb2.VERIFICATION_STANDARD: False, types_pb2.VERIFICATION_COUPLED: True}
+    return SamplingParams(
+        temperature=abs(temperature),  # -0.0 is greedy too
+        # k of the whole vocabulary or more keeps everything, as 0 does.
+        top_k=0 if top_k >= model.vocab_size else top_k,
+        top_p=top_p,
+        min_p=abs(message.min_p),
+        seed=message.seed if has_seed else secrets.randbits(63),
+        coupled=coupled.get(message.verification, has_seed),
+    )
+
+
+def _stop_token_ids(stopping: types_pb2.Stopping, model: ServedModel) -> tuple[int, ...]:
+    token_ids = tuple(dict.fromkeys(stopping.stop_token_ids))
+    if len(token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest("stopping.stop_token_ids", f"{len(token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are taken")
+    for index, token_id in enumerate(stopping.stop_token_ids):
+        if token_id >= model.vocab_size:
+            raise InvalidRequest(f"stopping.stop_token_ids[{index}]", _outside(token_id, model))
+    return token_ids
+
+
+def _stop_strings(stopping: types_pb2.Stopping) -> tuple[str, ...]:
+    stops = tuple(dict.fromkeys(stopping.stop))
+    if len(stops) > MAX_STOP_STRINGS:
+        raise InvalidRequest("stopping.stop", f"{len(stops)} strings; at most {MAX_STOP_STRINGS} are taken")
+    for index, stop in enumerate(stopping.stop):
+        size_bytes = len(stop.encode())
+        if not stop:
+            raise InvalidRequest(f"stopping.stop[{index}]", "is empty, which every text contains; leave it out")
+        if size_bytes > MAX_STOP_STRING_BYTES:
+            raise InvalidRequest(
+                f"stopping.stop[{index}]", f"{size_bytes} bytes long; at most {MAX_STOP_STRING_BYTES} are taken"
+            )
+    return stops
+
+
+def _outside(token_id: int, model: ServedModel) -> str:
+    return f"{token_id} is outside the vocabulary; ids go from 0 to {model.vocab_size - 1}"
+
+
+def prompt_ids_of(message: inference_pb2.TokenIds, model: ServedModel) -> tuple[int, ...]:
+    """Checked ids of a prompt given as such. Raises InvalidRequest."""
+    ids = tuple(message.ids)
+    if ids and max(ids) >= model.vocab_size:
+        index = next(i for i, token_id in enumerate(ids) if token_id >= model.vocab_size)
+        raise InvalidRequest(f"token_ids.ids[{index}]", _outside(ids[index], model))
+    return ids
+
+
+def messages_of(chat: inference_pb2.Chat) -> tuple[list[dict[str, str]], bool]:
+    """Messages of a chat, and whether the template shall open the answer. Raises InvalidRequest."""
+    if not chat.messages:
+        raise InvalidRequest("chat.messages", "is empty; give at least one message")
+    for index, one in enumerate(chat.messages):
+        if not one.role:
+            raise InvalidRequest(f"chat.messages[{index}].role", "is empty; name who speaks, such as user")
+    opens_answer = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+    return [{"role": one.role, "content": one.content} for one in chat.messages], opens_answer
+
+
+def request_of(
+    options: GenerateOptions, prompt: tuple[int, ...], *, field: str, uid: int, model: ServedModel
+) -> Request:
+    """The whole request. max_tokens is clipped to what the context leaves: the sequence then ends with LENGTH there.
+
+    field: the message field that the prompt came from. Raises InvalidRequest when nothing fits behind the prompt.
+    """
+    if not prompt:
+        raise InvalidRequest(field, "the prompt has no tokens; give at least one")
+    room = model.max_model_len - len(prompt)
+    if room < 1:
+        raise InvalidRequest(
+            field,
+            f"the prompt has {len(prompt)} tokens and the context holds {model.max_model_len}; "
+            f"at most {model.max_model_len - 1} leave room for an answer",
+        )
+    max_tokens = model.default_max_tokens if options.max_tokens is None else options.max_tokens
+    return Request(
+        uid=uid,
+        request_id=options.request_id,
+        prompt=prompt,
+        sampling=options.sampling,
+        stopping=StopParams(
+            max_tokens=min(max_tokens, room),
+            eos_token_ids=options.eos_token_ids,
+            stop_token_ids=options.stop_token_ids,
+            stop_strings=options.stop_strings,
+        ),
+        priority=options.priority,
+        report_rounds=options.report_rounds,
+    )
+
+
+def refuse_unknown_fields(message: Message, path: str = "") -> None:
+    """Raises InvalidRequest where a newer client set a field that this server does not know."""
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise InvalidRequest(
+            path or message.DESCRIPTOR.name,
+            f"field number {unknown[0].field_number} is not known to this server; leave it out or ask a newer one",
+        )
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if field.is_repeated else (value,):
+                refuse_unknown_fields(part, f"{path}.{field.name}" if path else field.name)
+
+
+def frame_of(delta: Delta, request_id: str) -> inference_pb2.GenerateResponse:
+    """One frame of the stream."""
+    return inference_pb2.GenerateResponse(
+        request_id=request_id,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        usage=usage_message(delta.usage),
+        finish=None if delta.finish is None else finish_message(delta.finish),
+        rounds=[round_message(one) for one in delta.rounds],
+    )
+
+
+def usage_message(usage: Usage) -> types_pb2.Usage:
+    return types_pb2.Usage(
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        rounds=usage.rounds,
+        drafted=usage.drafted,
+        admitted=usage.admitted,
+        accepted=usage.accepted,
+        trimmed=usage.trimmed,
+        seed=usage.seed,
+    )
+
+
+def finish_message(finish: Finish) -> inference_pb2.Finish:
+    return inference_pb2.Finish(
+        reason=_FINISH_REASONS[finish.reason], stop_token_id=finish.stop_token_id, stop=finish.stop_string
+    )
+
+
+def round_message(one: Round) -> types_pb2.Round:
+    return types_pb2.Round(drafted_token_ids=one.drafted, accepted=one.accepted, emitted_token_ids=one.emitted)
+
+
+def model_message(description: WorkerDescription, name: str, version: str) -> inference_pb2.GetModelResponse:
+    """What is served. context_length is the longest sequence served, which may be below the checkpoint's own."""
+    return inference_pb2.GetModelResponse(
+        name=name,
+        model_type=description.model_type,
+        vocab_size=description.vocab_size,
+        context_length=description.max_model_len,
+        eos_token_ids=description.eos_token_ids,
+        dtype=description.dtype,
+        numerics=description.numerics,
+        gamma_max=description.gamma_max,
+        version=version,
+        num_parameters=description.num_parameters,
+    )
+
+
+def policy_of(message: operator_pb2.VerificationPolicy) -> Policy:
+    """The policy an operator asks for; its range is the engine's to check. Raises InvalidRequest."""
+    refuse_unknown_fields(message, "policy")
+    match message.WhichOneof("policy"):
+        case "off":
+            return Off()
+        case "fixed":
+            return Fixed(message.fixed.gamma)
+        case _:
+            raise InvalidRequest("policy", "none is given; set off or fixed")
+
+
+def policy_message(state: PolicyState) -> operator_pb2.VerificationPolicyState:
+    if isinstance(state.policy, Off):
+        policy = operator_pb2.VerificationPolicy(off=operator_pb2.VerificationPolicy.Off())
+    else:
+        policy = operator_pb2.VerificationPolicy(fixed=operator_pb2.VerificationPolicy.Fixed(gamma=state.policy.gamma))
+    return operator_pb2.VerificationPolicyState(
+        policy=policy, revision=state.revision, effective_step=state.effective_step
+    )

@@ -1,0 +1,45 @@
+"""What the front needs of the engine, and nothing more: the seam behind which it could live in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from runtime.request import Request
+from runtime.verification.policy import Policy, PolicyState
+from workers.plan import WorkerDescription
+
+
+class EngineLink(Protocol):
+    """The engine as the front sees it. All calls are made on one event loop; tokens come back through an EventSink."""
+
+    @property
+    def description(self) -> WorkerDescription: ...
+
+    @property
+    def is_serving(self) -> bool:
+        """Requests are taken: a worker is loaded and the engine is not stopping."""
+        ...
+
+    @property
+    def policy(self) -> PolicyState: ...
+
+    def next_uid(self) -> int:
+        """A uid that no request had before."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; its events follow. Raises an OutriderError when it is refused, and no event comes then."""
+        ...
+
+    def abort(self, uid: int) -> None:
+        """Ends a request without further events. Does nothing for a uid that is not live."""
+        ...
+
+    def add_state_listener(self, listener: Callable[[bool], None]) -> None:
+        """Calls `listener` with `is_serving` after each change of it."""
+        ...
+
+    async def set_policy(self, policy: Policy, expected_revision: int | None) -> PolicyState:
+        """Raises StaleRevision or InvalidRequest."""
+        ...

@@ -1,0 +1,196 @@
+"""The front's end of the engine's queue: events in, one bounded buffer per stream out. Knows no gRPC and no requests.
+
+    deliver(events) ─▶ TextStream ─▶ buffer of uid ─▶ take() by whoever writes that stream
+         │                │
+         └── verdicts ◀───┘ stop strings are found before the engine goes on
+
+A buffer merges all that comes until it is taken, so a busy writer makes few and large frames. A client that reads too
+slowly fills its own buffer only: past the limit its stream fails and its request is aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from configs.schema import ServerSettings
+from runtime.events import ErrorEvent, TokenEvent, Verdict
+from runtime.front.errors import InternalError, OutriderError, SlowReader
+from runtime.request import Finish, Round, Usage
+from runtime.stream.text_stream import Delta, TextStream
+
+log = logging.getLogger(__name__)
+
+BUSY_STREAMS = 8
+"""With more open streams than this, frames of one stream keep their distance: each costs some 25 µs, whatever it
+holds, and a few milliseconds of delay are then less than a client can tell."""
+
+
+class OutputStream:
+    """The buffer of one request. Written by the hub, read by one writer, both on one event loop."""
+
+    def __init__(self, text: TextStream, *, pace: Pace, max_unread: int, whole: bool) -> None:
+        """max_unread: tokens that may wait. whole: hand out nothing before the end, and then all of it."""
+        self._text = text
+        self._pace = pace
+        self._max_unread = max_unread
+        self._whole = whole
+        self._ready = asyncio.Event()
+        self._taken_at_s = -math.inf
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._rounds: list[Round] = []
+        self._usage = Usage(prompt=0)
+        self._finish: Finish | None = None
+        self._error: OutriderError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """The end or an error has come; nothing more is taken in, though some may be unread."""
+        return self._finish is not None or self._error is not None
+
+    def add(self, event: TokenEvent) -> None:
+        """Raises SlowReader when more is unread than may be."""
+        delta = self._text.take(event)
+        was_unread = bool(self._token_ids)
+        self._pieces.append(delta.text)
+        self._token_ids += delta.token_ids
+        self._rounds += delta.rounds
+        self._usage = delta.usage
+        self._finish = delta.finish
+        if self.is_over or not self._whole:
+            self._ready.set()
+        # One event, and the last one, may be of any size: neither shows that the reader is slow.
+        if was_unread and not self.is_over and not self._whole and len(self._token_ids) > self._max_unread:
+            raise SlowReader(
+                f"{len(self._token_ids)} tokens are unread and {self._max_unread} may be; "
+                "read faster, or ask for the whole with stream=false"
+            )
+
+    def fail(self, error: OutriderError) -> None:
+        """Ends the stream with an error after what is unread. Does nothing to a stream that is over."""
+        if self.is_over:
+            return
+        self._error = error
+        if self._whole or isinstance(error, SlowReader):
+            self._pieces, self._token_ids, self._rounds = [], [], []
+        self._ready.set()
+
+    async def take(self) -> Delta:
+        """All that is unread, as one delta; waits until there is something. The last one carries `finish`.
+
+        Raises the error that ended the stream.
+        """
+        await self._ready.wait()
+        if not self.is_over:
+            await self._pace.keep_distance(self._taken_at_s)
+        if self._error is not None and not self._token_ids:
+            raise self._error
+        self._taken_at_s = self._pace.clock()
+        delta = Delta(
+            text="".join(self._pieces),
+            token_ids=tuple(self._token_ids),
+            usage=self._usage,
+            rounds=tuple(self._rounds),
+            finish=self._finish,
+        )
+        self._pieces, self._token_ids, self._rounds = [], [], []
+        if self._error is None:
+            self._ready.clear()
+        return delta
+
+
+class Pace:
+    """How far apart the frames of one stream are: at once while few streams are open, `distance_s` while many are."""
+
+    def __init__(
+        self,
+        distance_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.clock = clock
+        self.num_streams = 0
+        self._distance_s = distance_s
+        self._sleep = sleep
+
+    async def keep_distance(self, last_s: float) -> None:
+        """Returns when the next frame after one at `last_s` may go."""
+        wait_s = last_s + self._distance_s - self.clock()
+        if self.num_streams > BUSY_STREAMS and wait_s > 0:
+            await self._sleep(wait_s)
+
+
+class StreamHub:
+    """The EventSink of the front: finds each event's stream by uid, and answers verdicts at once."""
+
+    def __init__(self, settings: ServerSettings, pace: Pace | None = None) -> None:
+        self._max_unread = settings.max_frame_tokens_unread
+        self._pace = pace or Pace(settings.coalesce_ms / 1000)
+        self._streams: dict[int, tuple[OutputStream, Callable[[int], None]]] = {}
+
+    @contextmanager
+    def stream(
+        self, uid: int, text: TextStream, *, abort: Callable[[int], None], whole: bool = False
+    ) -> Iterator[OutputStream]:
+        """The stream of a request, taken up before the request is submitted and dropped on leaving.
+
+        abort: called with the uid when the stream fails here and the engine should let go of the request.
+        whole: see OutputStream.
+        """
+        stream = OutputStream(text, pace=self._pace, max_unread=self._max_unread, whole=whole)
+        self._streams[uid] = stream, abort
+        self._pace.num_streams = len(self._streams)
+        try:
+            yield stream
+        finally:
+            del self._streams[uid]
+            self._pace.num_streams = len(self._streams)
+
+    def deliver(self, events: list[TokenEvent | ErrorEvent]) -> list[Verdict]:
+        """Takes one step's events; answers those that need a verdict. Never blocks and never raises."""
+        verdicts: list[Verdict] = []
+        for event in events:
+            # A stream that is gone (its client left) or over wants no more: its sequence may stop.
+            stream, abort = self._streams.get(event.uid, (None, None))
+            if isinstance(event, ErrorEvent):
+                if stream is not None:
+                    stream.fail(_visible(event))
+                continue
+            if stream is not None and abort is not None and not stream.is_over:
+                self._add(stream, event, abort)
+            if event.needs_verdict:
+                verdicts.append(Verdict(uid=event.uid, stop=stream is None or stream.is_over))
+        return verdicts
+
+    def fail_all(self, error: OutriderError) -> None:
+        """Ends every open stream with an error and aborts its request."""
+        for uid, (stream, abort) in list(self._streams.items()):
+            if not stream.is_over:
+                stream.fail(error)
+                abort(uid)
+
+    def _add(self, stream: OutputStream, event: TokenEvent, abort: Callable[[int], None]) -> None:
+        try:
+            stream.add(event)
+            return
+        except SlowReader as error:
+            stream.fail(error)
+        except Exception:  # one bad stream must not take the others' step down with it
+            log.exception("stream of uid %d failed", event.uid)
+            stream.fail(InternalError("the output could not be turned into text; the server's log says why"))
+        # Not from inside the engine's own call.
+        asyncio.get_running_loop().call_soon(abort, event.uid)
+
+
+def _visible(event: ErrorEvent) -> OutriderError:
+    """The event's error if it is one that callers may see, else a plain word, and the error in the log."""
+    if isinstance(event.error, OutriderError):
+        return event.error
+    log.error("uid %d failed", event.uid, exc_info=event.error)
+    return InternalError("the request failed; the server's log says why")

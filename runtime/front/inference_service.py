@@ -1,0 +1,149 @@
+"""outrider.v1.InferenceService: one request's way through the front. Knows no scheduling and no worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from outrider.v1 import inference_pb2, inference_pb2_grpc
+from runtime.front import convert
+from runtime.front.convert import REQUEST_ID_KEY, ServedModel
+from runtime.front.engine_link import EngineLink
+from runtime.front.errors import InvalidRequest, Unavailable
+from runtime.front.hub import OutputStream, StreamHub
+from runtime.front.status import Context, answering
+from runtime.front.tokenizer import Tokenizer
+from runtime.request import Request
+from runtime.stream.text_stream import TextStream
+
+TOKENS_SENT_KEY = "x-tokens-sent"
+"""Trailing metadata: ids that went out before the end. A gateway retries an error by itself only where this is 0."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What trailing metadata tells about a stream, as far as it came."""
+
+    request_id: str | None = None
+    num_tokens: int = 0
+
+    def trailers(self) -> list[tuple[str, str]]:
+        name = [] if self.request_id is None else [(REQUEST_ID_KEY, self.request_id)]
+        return [*name, (TOKENS_SENT_KEY, str(self.num_tokens))]
+
+
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """Validates, submits and streams. One instance per server."""
+
+    def __init__(
+        self, engine: EngineLink, hub: StreamHub, tokenizer: Tokenizer, model: ServedModel, *, version: str
+    ) -> None:
+        self._engine = engine
+        self._hub = hub
+        self._tokenizer = tokenizer
+        self._model = model
+        self._version = version
+        self._is_draining = False
+        self._num_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def drain(self) -> None:
+        """From now on new Generate calls are refused; running ones go on."""
+        self._is_draining = True
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until no Generate call runs; False where the time was too short."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def Generate(self, message: inference_pb2.GenerateRequest, context: Context) -> None:
+        """One frame per delta, or one in all with stream=false. Leaving early, by whatever way, aborts the request."""
+        sent = _Sent()
+        async with answering(context, sent.trailers):
+            sent.request_id = convert.request_id_of(message, _metadata(context))
+            with self._running():
+                await self._generate(message, context, sent, sent.request_id)
+
+    async def GetModel(
+        self, message: inference_pb2.GetModelRequest, context: Context
+    ) -> inference_pb2.GetModelResponse:
+        return convert.model_message(self._engine.description, self._model.name, self._version)
+
+    async def Tokenize(
+        self, message: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        reply = inference_pb2.TokenizeResponse()
+        async with answering(context):
+            convert.refuse_unknown_fields(message)
+            reply.token_ids.extend(await self._prompt(message))
+        return reply
+
+    async def _generate(
+        self, message: inference_pb2.GenerateRequest, context: Context, sent: _Sent, request_id: str
+    ) -> None:
+        request = await self._request(message, request_id)
+        text = TextStream(self._tokenizer.detokenizer(), request.stopping.stop_strings)
+        whole = message.HasField("stream") and not message.stream
+        with self._hub.stream(request.uid, text, abort=self._engine.abort, whole=whole) as stream:
+            self._engine.submit(request)
+            try:
+                await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+                await self._write(stream, context, sent, request_id)
+            finally:
+                # Also the way out of a cancelled task: the client left, or its deadline passed.
+                if not stream.is_over:
+                    self._engine.abort(request.uid)
+
+    async def _write(self, stream: OutputStream, context: Context, sent: _Sent, request_id: str) -> None:
+        while True:
+            delta = await stream.take()
+            await context.write(convert.frame_of(delta, request_id))
+            sent.num_tokens += len(delta.token_ids)
+            if delta.finish is not None:
+                return
+
+    async def _request(self, message: inference_pb2.GenerateRequest, request_id: str) -> Request:
+        """The checked request. Cheap checks go first, encoding last."""
+        options = convert.options_of(message, request_id, self._model)
+        prompt = await self._prompt(message)
+        field = str(message.WhichOneof("input"))
+        return convert.request_of(options, prompt, field=field, uid=self._engine.next_uid(), model=self._model)
+
+    async def _prompt(self, message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> tuple[int, ...]:
+        match message.WhichOneof("input"):
+            case "text":
+                return tuple(await self._tokenizer.encode(message.text))
+            case "chat":
+                messages, opens_answer = convert.messages_of(message.chat)
+                return tuple(await self._tokenizer.encode_chat(messages, add_generation_prompt=opens_answer))
+            case "token_ids":
+                assert isinstance(message, inference_pb2.GenerateRequest)
+                return convert.prompt_ids_of(message.token_ids, self._model)
+            case _:
+                names = " or ".join(field.name for field in message.DESCRIPTOR.oneofs_by_name["input"].fields)
+                raise InvalidRequest("input", f"none is given; set {names}")
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Counts a Generate call. Raises Unavailable while draining."""
+        if self._is_draining:
+            raise Unavailable("this server is stopping; ask another one, or again later")
+        self._num_running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._idle.set()
+
+
+def _metadata(context: Context) -> Mapping[str, str | bytes]:
+    return dict(context.invocation_metadata() or ())

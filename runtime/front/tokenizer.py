@@ -1,0 +1,155 @@
+"""The checkpoint's tokenizer and chat template: text to ids on the way in. Knows nothing of requests or wire types."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.sandbox
+import tokenizers
+
+from runtime.front.errors import InvalidRequest
+from runtime.stream.detokenizer import Detokenizer, Vocabulary
+from workers.plan import LoadError
+
+LONG_TEXT_CHARS = 4096
+"""Texts past this are encoded in a thread: about a millisecond of work, more than a step of the loop can spare."""
+
+TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a template can raise over messages it was not written for."""
+
+
+class Tokenizer:
+    """Encodes, decodes and renders chats for one checkpoint.
+
+    chat_template: jinja source, None where the checkpoint has none.
+    special_tokens: names a template may use (`bos_token`, `eos_token`, ...) and their text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises jinja2.TemplateSyntaxError where the chat template is not one."""
+        self._tokenizer = tokenizer
+        self._vocabulary = Vocabulary(tokenizer)
+        self._special_tokens = dict(special_tokens or {})
+        self._template = None if chat_template is None else _environment().from_string(chat_template)
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Reads `tokenizer.json` and, where there are some, `tokenizer_config.json` and `chat_template.jinja` of a
+        checkpoint directory. Raises LoadError that names the file."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise LoadError(f"{path}: no such file; a checkpoint needs its tokenizer beside its weights")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception, whatever is wrong
+            raise LoadError(f"{path}: {error}") from error
+        # Prompts are refused when they are too long, never cut, and batches are not padded here.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        config = _read_config(directory / "tokenizer_config.json")
+        special_tokens = {
+            name: str(value["content"] if isinstance(value, dict) else value)
+            for name, value in config.items()
+            if name.endswith("_token") and (isinstance(value, str) or (isinstance(value, dict) and "content" in value))
+        }
+        try:
+            return cls(tokenizer, _chat_template(directory, config), special_tokens)
+        except jinja2.TemplateSyntaxError as error:
+            raise LoadError(f"{directory}: the chat template is not valid: line {error.lineno}: {error}") from error
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids of a text, with the special tokens that the tokenizer itself adds. Long texts do not block the loop."""
+        return await self._encode(text, add_special_tokens=True)
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> list[int]:
+        """Ids of a rendered chat. Special tokens are the template's business. Raises InvalidRequest."""
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        return await self._encode(text, add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        """The text of a chat, by the checkpoint's template.
+
+        Raises InvalidRequest when there is no template, or when it refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequest("chat", "this checkpoint has no chat template; send text or token_ids")
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except TEMPLATE_ERRORS as error:
+            raise InvalidRequest("chat", f"the chat template refuses these messages: {error}; change them") from error
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of some ids, special tokens left out, invalid bytes as U+FFFD."""
+        return self._vocabulary.decode(list(token_ids))
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh incremental detokenizer for one sequence."""
+        return self._vocabulary.detokenizer()
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        def encode() -> list[int]:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+        return encode() if len(text) <= LONG_TEXT_CHARS else await asyncio.to_thread(encode)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LoadError(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise LoadError(f"{path}: expected an object, found {type(config).__name__}")
+    return config
+
+
+def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """The template file if there is one, else the configuration's entry: a text, or a list of named ones."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return None if template is None else str(template)
+
+
+def _environment() -> jinja2.Environment:
+    """The environment that published templates are written for, in a sandbox: a template is data of the checkpoint."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """jinja's own filter escapes HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

@@ -1,0 +1,139 @@
+"""Health, reflection and the way a server stops."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+from fakes.front import Front, in_loop, request_for, serving, status_of
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from configs.load import load_settings
+from outrider.v1 import types_pb2
+from runtime.front.defaults import SamplingDefaults
+from runtime.front.health import INFERENCE, OPERATOR
+from runtime.front.server import SERVICES, FrontServer
+from workers.channel import make_async_channel
+
+Code = grpc.StatusCode
+Status = health_pb2.HealthCheckResponse
+
+
+async def check(front: Front, service: str) -> int:
+    reply = await health_pb2_grpc.HealthStub(front.client.channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return int(reply.status)
+
+
+def watch(front: Front, service: str) -> grpc.aio.UnaryStreamCall:
+    return health_pb2_grpc.HealthStub(front.client.channel).Watch(health_pb2.HealthCheckRequest(service=service))
+
+
+@in_loop
+async def test_check_tells_liveness_from_readiness() -> None:
+    async with serving() as front:
+        assert [await check(front, service) for service in ("", INFERENCE, OPERATOR)] == [Status.SERVING] * 3
+        front.engine.set_serving(False)
+        watching = watch(front, INFERENCE)
+        while (await watching.read()).status != Status.NOT_SERVING:
+            pass
+        assert [await check(front, service) for service in ("", INFERENCE, OPERATOR)] == [
+            Status.SERVING,
+            Status.NOT_SERVING,
+            Status.SERVING,
+        ]
+        unknown = health_pb2_grpc.HealthStub(front.client.channel).Check(health_pb2.HealthCheckRequest(service="x"))
+        assert (await status_of(unknown))[0] is Code.NOT_FOUND
+
+
+@in_loop
+async def test_watch_sends_the_present_state_and_every_change() -> None:
+    async with serving() as front:
+        watching = watch(front, INFERENCE)
+        for is_serving in (False, True, False):
+            assert (await watching.read()).status == (Status.NOT_SERVING if is_serving else Status.SERVING)
+            front.engine.set_serving(is_serving)
+        assert (await watching.read()).status == Status.NOT_SERVING
+
+
+@in_loop
+async def test_watch_of_an_unknown_service_says_so_and_stays_open() -> None:
+    async with serving() as front:
+        watching = watch(front, "no.such.Service")
+        assert (await watching.read()).status == Status.SERVICE_UNKNOWN
+        front.engine.set_serving(False)
+        await check(front, "")
+        assert not watching.done()
+
+
+@in_loop
+async def test_the_client_can_wait_until_it_is_ready() -> None:
+    async with serving() as front:
+        front.engine.set_serving(False)
+        waiting = asyncio.create_task(front.client.wait_ready(INFERENCE, 10))
+        assert await check(front, "") == Status.SERVING
+        assert not waiting.done()
+        front.engine.set_serving(True)
+        await waiting
+
+
+@in_loop
+async def test_reflection_lists_every_service() -> None:
+    async with serving() as front:
+        stub = reflection_pb2_grpc.ServerReflectionStub(front.client.channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        [reply] = [reply async for reply in call]
+        assert {service.name for service in reply.list_services_response.service} == set(SERVICES)
+        assert {"outrider.v1.InferenceService", "grpc.health.v1.Health"} <= set(SERVICES)
+
+
+@in_loop
+async def test_a_draining_server_finishes_streams_and_refuses_new_ones() -> None:
+    async with serving(steps_by_itself=False) as front:
+        running = front.client.call(request_for(max_tokens=6))
+        await front.engine.until(lambda: bool(front.engine.live))
+        watching = watch(front, INFERENCE)
+        assert (await watching.read()).status == Status.SERVING
+        stopping = asyncio.create_task(front.server.stop(15))
+        assert (await watching.read()).status == Status.NOT_SERVING
+        assert await check(front, "") == Status.SERVING
+        code, text = await status_of(front.client.call(request_for()))
+        assert (code, "stopping" in text) == (Code.UNAVAILABLE, True)
+        front.engine.step()
+        front.engine.step()
+        frames = [frame async for frame in running]
+        assert frames[-1].finish.reason == types_pb2.FINISH_REASON_LENGTH
+        assert sum(len(frame.token_ids) for frame in frames) == 6
+        await stopping
+        assert not front.engine.aborted
+        await front.server.stop(0)
+
+
+@in_loop
+async def test_streams_that_outlast_the_drain_end_with_unavailable() -> None:
+    async with serving(steps_by_itself=False) as front:
+        running = front.client.call(request_for())
+        await front.engine.until(lambda: bool(front.engine.live))
+        [uid] = front.engine.live
+        stopping = asyncio.create_task(front.server.stop(0.05))
+        assert (await status_of(running))[0] is Code.UNAVAILABLE
+        await stopping
+        assert front.engine.aborted == [uid]
+
+
+@in_loop
+async def test_two_servers_cannot_share_a_port() -> None:
+    async with serving() as front:
+        settings = load_settings(None, {"server.port": int(front.address.rpartition(":")[2])})
+        other = FrontServer(front.engine, front.hub, None, settings, defaults=SamplingDefaults())  # type: ignore[arg-type]
+        with pytest.raises(OSError, match="cannot listen"):
+            await other.start()
+
+
+@in_loop
+async def test_a_keepalive_every_ten_seconds_is_allowed_without_calls() -> None:
+    """The options are gRPC's; that a plain channel of ours connects with them is what can be seen here."""
+    async with serving() as front, make_async_channel(front.address) as channel:
+        await channel.channel_ready()
