@@ -22,7 +22,7 @@ from configs.schema import ServeSettings
 from runtime.events import ErrorEvent, EventSink, TokenEvent
 from runtime.front.errors import InternalError, InvalidRequest, OutriderError, Unavailable
 from runtime.intake import Intake, check_servable
-from runtime.life import Life, begin_life, restart
+from runtime.life import Life, begin_life, next_life
 from runtime.link import Progress, WorkerSource
 from runtime.request import Request, Usage
 from runtime.scheduler.queue import WaitingQueue
@@ -281,7 +281,11 @@ class Engine:
             verdicts = self._sink.deliver(events)
         except Exception as error:
             log.exception("the front failed on %d events", len(events))
-            self._report(self._fail((event.uid for event in events), InternalError(f"the front failed: {error!r}")))
+            # Those that ended in this very batch are told too: their last event may not have got through.
+            failure = InternalError(f"the front failed: {error!r}")
+            for event in events:
+                self._end(event.uid)
+            self._report([ErrorEvent(uid=event.uid, error=failure) for event in events])
             return
         for verdict in verdicts:
             undecided.discard(verdict.uid)
@@ -294,6 +298,8 @@ class Engine:
 
     def _report(self, errors: list[Event]) -> None:
         """Delivers errors to a front that has just failed; what fails again is only logged."""
+        if not errors:
+            return
         try:
             self._sink.deliver(errors)
         except Exception:
@@ -309,10 +315,12 @@ class Engine:
         patience_s = self._settings.cluster.start_timeout_s
         patience = asyncio.get_running_loop().call_later(patience_s, self._give_up_waiting, cause)
         try:
-            worker = await restart(self._workers, cause, self._pause)
+            self._life = await next_life(
+                self._current, self._workers, self._queue, self._settings, cause=cause, pause=self._pause
+            )
         finally:
             patience.cancel()
-        self._life = begin_life(worker, self._queue, self._settings, self._life)
+        worker = self._life.worker
         self._counters.restarts += 1
         worker.lost.add_done_callback(self._wake)
         for request in list(self._queue):
@@ -340,7 +348,7 @@ class Engine:
             return False
         if uid in self._queue:
             self._queue.remove(uid)
-        else:
+        elif uid in self._current.scheduler.ledger:
             self._current.scheduler.release(uid)
         self._intake.forget(live.request.request_id)
         if not self._live:

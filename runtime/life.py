@@ -48,12 +48,20 @@ def begin_life(worker: Worker, queue: WaitingQueue, settings: ServeSettings, las
     return Life(worker, scheduler)
 
 
-async def restart(workers: WorkerSource, cause: str, pause: Callable[[float], Awaitable[None]]) -> Worker:
-    """Brings the worker back, however many attempts that takes."""
+async def next_life(
+    last: Life,
+    workers: WorkerSource,
+    queue: WaitingQueue,
+    settings: ServeSettings,
+    *,
+    cause: str,
+    pause: Callable[[float], Awaitable[None]],
+) -> Life:
+    """Brings the worker back after `last`, however many attempts that takes. `cause`: why that life ended."""
     attempt = 0
     while True:
         try:
-            return await workers.restart(cause)
+            return begin_life(await workers.restart(cause), queue, settings, last)
         # Whatever stops a start, giving up would leave a server that never serves again.
         except Exception:
             pause_s = RESTART_PAUSES_S[min(attempt, len(RESTART_PAUSES_S) - 1)]

@@ -1,0 +1,64 @@
+"""The front's end of the queue, in memory: records events, answers verdicts by a rule. Knows no gRPC and no text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+
+from runtime.events import ErrorEvent, TokenEvent, Verdict
+from runtime.request import Finish, Usage
+
+
+class RecordingSink:
+    """Keeps what each request got. `stop_after`: tokens after which a verdict stops a request, by uid.
+
+    on_deliver: called with each batch first; may raise.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[list[TokenEvent | ErrorEvent]] = []
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.usage: dict[int, Usage] = {}
+        self.ends: dict[int, list[Finish | Exception | str]] = defaultdict(list)
+        self.stop_after: dict[int, int] = {}
+        self.on_deliver: Callable[[list[TokenEvent | ErrorEvent]], None] = lambda events: None
+        self.gives_verdicts = True
+        self._arrival = asyncio.Event()
+
+    def deliver(self, events: list[TokenEvent | ErrorEvent]) -> list[Verdict]:
+        self.on_deliver(events)
+        assert events, "an empty batch"
+        self.batches.append(list(events))
+        verdicts = []
+        for event in events:
+            assert not self.ends[event.uid], f"an event of {event.uid} after its end"
+            if isinstance(event, ErrorEvent):
+                self.ends[event.uid].append(event.error)
+                continue
+            self.tokens[event.uid] += event.tokens
+            self.usage[event.uid] = event.usage
+            if event.finish is not None:
+                self.ends[event.uid].append(event.finish)
+            if event.needs_verdict and self.gives_verdicts:
+                stop = len(self.tokens[event.uid]) >= self.stop_after.get(event.uid, 1 << 30)
+                if stop:
+                    self.ends[event.uid].append("stop string")
+                verdicts.append(Verdict(uid=event.uid, stop=stop))
+        self._arrival.set()
+        return verdicts
+
+    def end_of(self, uid: int) -> Finish | Exception | str:
+        (end,) = self.ends[uid]
+        return end
+
+    async def wait_for_end(self, *uids: int) -> None:
+        """Returns when all these requests have ended."""
+        while not all(self.ends[uid] for uid in uids):
+            self._arrival.clear()
+            await self._arrival.wait()
+
+    async def wait_for_tokens(self, uid: int, count: int) -> None:
+        while len(self.tokens[uid]) < count:
+            self._arrival.clear()
+            await self._arrival.wait()

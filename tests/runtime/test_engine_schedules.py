@@ -1,0 +1,176 @@
+"""Whatever the order of arrivals, steps, aborts, policies and losses: right tokens, one end each, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fakes.front_sink import RecordingSink
+from fakes.requests import request
+from fakes.worker import FakeSource, describe, true_stream
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from configs.schema import SchedulerSettings, ServeSettings, SpeculationSettings
+from runtime.engine import Engine
+from runtime.front.errors import Overloaded, Unavailable
+from runtime.request import Finish, FinishReason, Request
+from runtime.verification.policy import Fixed, Off
+from workers.plan import LoadError, StepTimeout, WorkerLost
+
+
+async def no_pause(seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+class Schedules(RuleBasedStateMachine):
+    """Drives an engine step by step; the fake worker checks each plan, the model here checks the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.requests: dict[int, Request] = {}
+        self.waiting: list[int] = []
+        self.num_seen_admissions = 0
+        self.aborted: set[int] = set()
+
+    @initialize(max_step_tokens=st.integers(6, 40), gamma=st.integers(0, 4), accept=st.sampled_from([0.0, 0.6, 1.0]))
+    def start(self, max_step_tokens: int, gamma: int, accept: float) -> None:
+        house = ServeSettings(
+            scheduler=SchedulerSettings(max_step_tokens=max_step_tokens, max_waiting=5),
+            speculation=SpeculationSettings(gamma=gamma, gamma_max=4),
+        )
+        self.sink = RecordingSink()
+        self.source = FakeSource(describe(num_slots=3), gated=True, max_step_tokens=max_step_tokens, accept=accept)
+        self.engine = Engine(house, self.source, self.sink, pause=no_pause)
+        self.run(self.engine.start())
+
+    def run(self, what: object = None) -> object:
+        """Runs a coroutine, then all that is ready, and looks at what was admitted meanwhile."""
+
+        async def everything() -> object:
+            result = await what if asyncio.iscoroutine(what) else None
+            for _ in range(25):
+                await asyncio.sleep(0)
+            return result
+
+        result = self.loop.run_until_complete(everything())
+        admitted = self.source.admitted_uids[self.num_seen_admissions :]
+        self.num_seen_admissions += len(admitted)
+        for uid in admitted:
+            assert uid == min(self.waiting, key=lambda u: (self.requests[u].priority, u)), "out of order"
+            self.waiting.remove(uid)
+        return result
+
+    @property
+    def live(self) -> list[int]:
+        return [uid for uid in self.requests if uid not in self.aborted and not self.sink.ends[uid]]
+
+    @rule(
+        num_prompt=st.integers(1, 22),
+        max_tokens=st.integers(1, 14),
+        priority=st.integers(-1, 1),
+        stop_after=st.none() | st.integers(1, 16),
+        eos=st.booleans(),
+    )
+    def submit(self, num_prompt: int, max_tokens: int, priority: int, stop_after: int | None, eos: bool) -> None:
+        uid = self.engine.next_uid()
+        wanted = request(
+            uid,
+            num_prompt=num_prompt,
+            max_tokens=max_tokens,
+            priority=priority,
+            eos=eos,
+            stop_strings=() if stop_after is None else ("x",),
+            stop_token_ids=(7, 8),
+        )
+        if stop_after is not None:
+            self.sink.stop_after[uid] = stop_after
+        try:
+            self.engine.submit(wanted)
+        except (Overloaded, Unavailable):
+            return
+        self.requests[uid] = wanted
+        self.waiting.append(uid)
+        self.run()
+
+    @precondition(lambda self: self.source.worker.is_waiting)
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            if self.source.worker.is_waiting:
+                self.source.worker.let_go()
+                self.run()
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(self.live))
+        self.aborted.add(uid)
+        if uid in self.waiting:
+            self.waiting.remove(uid)
+        self.engine.abort(uid)
+        self.run()
+
+    @rule(gamma=st.none() | st.integers(0, 4))
+    def switch_policy(self, gamma: int | None) -> None:
+        self.run(self.engine.set_policy(Off() if gamma is None else Fixed(gamma)))
+
+    @rule(error=st.sampled_from([WorkerLost("killed"), StepTimeout("too slow"), None]), num_failures=st.integers(0, 2))
+    def lose_worker(self, error: WorkerLost | StepTimeout | None, num_failures: int) -> None:
+        self.source.failures = [LoadError("not yet")] * num_failures
+        running = [uid for uid in self.live if uid not in self.waiting]
+        lives = len(self.source.workers)
+        self.source.worker.lose(error or WorkerLost("killed while idle"))
+        self.run()
+        assert len(self.source.workers) == lives + 1
+        assert all(self.sink.ends[uid] for uid in running)
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        assert self.engine.check_integrity() == []
+        assert self.source.violations == []
+        assert self.engine.is_serving
+        for uid, wanted in self.requests.items():
+            tokens = tuple(self.sink.tokens[uid])
+            assert tokens == true_stream(wanted)[: len(tokens)]
+            assert len(self.sink.ends[uid]) <= 1
+            if tokens:
+                usage = self.sink.usage[uid]
+                assert usage.completion == len(tokens) == usage.accepted + usage.rounds - usage.trimmed
+                assert usage.accepted <= usage.admitted <= usage.drafted
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            while self.source.worker.is_waiting:
+                self.source.worker.let_go()
+                self.run()
+            self.check_ends()
+            statistics = self.engine.statistics()
+            assert (statistics.running, statistics.waiting, statistics.slots_used) == (0, 0, 0)
+            assert all(use.used == 0 for use in statistics.pages)
+            assert self.source.worker.tenants == {}
+            self.run(self.engine.stop(drain_s=0))
+        self.loop.close()
+
+    def check_ends(self) -> None:
+        for uid, wanted in self.requests.items():
+            if uid in self.aborted:
+                assert self.sink.ends[uid] == []
+                continue
+            end, tokens, stream = self.sink.end_of(uid), tuple(self.sink.tokens[uid]), true_stream(wanted)
+            if isinstance(end, Finish):
+                assert tokens == stream
+                by_token = {0: FinishReason.EOS, 7: FinishReason.STOP_TOKEN, 8: FinishReason.STOP_TOKEN}
+                ends_by_token = tokens[-1] in (*wanted.stopping.eos_token_ids, *wanted.stopping.stop_token_ids)
+                assert end.reason == (by_token[tokens[-1]] if ends_by_token else FinishReason.LENGTH)
+            elif end == "stop string":
+                assert len(tokens) >= self.sink.stop_after[uid]
+            else:
+                assert isinstance(end, Unavailable)
+
+
+TestSchedules = Schedules.TestCase
+TestSchedules.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
