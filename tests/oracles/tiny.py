@@ -11,8 +11,9 @@ import torch
 from oracles.make_tiny_models import PUBLISHED_MTP, MtpHead, make, write_checkpoint
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
-__all__ = ["SHAPES", "drop_mtp", "make", "reference", "shard", "write"]
+__all__ = ["SHAPES", "drop_mtp", "edit_config", "make", "reference", "shard", "write"]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "base": {},
@@ -81,17 +82,23 @@ def shard(directory: Path, count: int) -> None:
     path.unlink()
 
 
+def edit_config(directory: Path, **changes: Any) -> None:
+    """Replaces fields of config.json; None makes a field null, which is as good as absent."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def drop_mtp(directory: Path) -> None:
     """Removes the MTP module from the files of a single-file checkpoint and from its configuration."""
     path = directory / "model.safetensors"
     save_file({n: t.clone() for n, t in load_file(path).items() if not n.startswith("mtp.")}, path, {"format": "pt"})
-    config = json.loads((directory / "config.json").read_text())
-    del config["num_nextn_predict_layers"]
-    (directory / "config.json").write_text(json.dumps(config))
+    edit_config(directory, num_nextn_predict_layers=None)
 
 
 def reference(path: Path) -> tuple[Any, MtpHead]:
     """transformers' model and the reference MTP module of a published single-file checkpoint, in float32."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     lm = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     lm.set_experts_implementation("eager")
     mtp = MtpHead(lm)
@@ -111,4 +118,4 @@ def reference(path: Path) -> tuple[Any, MtpHead]:
         own[f"{base}.gate_up_proj"] = torch.stack([torch.cat([stack["gate", e], stack["up", e]]) for e in range(count)])
         own[f"{base}.down_proj"] = torch.stack([stack["down", e] for e in range(count)])
     mtp.load_state_dict(own)
-    return lm, mtp.float()
+    return lm, mtp
