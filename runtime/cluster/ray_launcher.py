@@ -28,6 +28,9 @@ T = TypeVar("T")
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's least; nothing large passes through it."""
 
+POLITE_S = 1.0
+"""How long Ray may take to end an actor its own way; a process killed from outside is a crash to Ray, and reported."""
+
 _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
     "RAY_DISABLE_IMPORT_WARNING": "1",
@@ -38,6 +41,8 @@ _LOCAL = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Idle processes made in advance have not the environment that a rank needs.
     "RAY_prestart_worker_first_driver": "0",
+    # When we are killed, Ray's agents outlive us for as long as they look for their server; a minute by default.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
 
 
@@ -85,16 +90,15 @@ class ActorWorker:
     async def kill(self) -> None:
         import ray
 
+        # Ray asks the process to leave, and one that is stopped does not hear it.
+        await asyncio.to_thread(ray.kill, self._actor)
+        await asyncio.wait({self._death}, timeout=POLITE_S)
         if self._pidfd is not None:
-            # Ray asks a process to leave, and one that is stopped does not hear it.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        await asyncio.to_thread(ray.kill, self._actor)
-        try:
-            async with asyncio.timeout(KILL_TIMEOUT_S):
-                await asyncio.shield(self._death)
-        except TimeoutError:
-            raise WorkerError(f"{self.name} is still there {KILL_TIMEOUT_S:g} s after it was killed") from None
+        await asyncio.wait({self._death}, timeout=KILL_TIMEOUT_S)
+        if not self._death.done():
+            raise WorkerError(f"{self.name} is still there {KILL_TIMEOUT_S:g} s after it was killed")
 
     def log_tail(self) -> str:
         return tail_of(self._log) if self._log is not None else ""
@@ -153,17 +157,19 @@ class RayLauncher:
         return ActorWorker(actor, opened, log, stay=actor.stay.remote(), is_local=is_local)
 
     async def close(self) -> None:
-        """Leaves Ray, and ends it, where this launcher started it."""
-        if self._began_ray:
-            import ray
-
-            await self._in_thread(ray.shutdown)
-            self._began_ray = False
-        self._thread.shutdown()
+        """Leaves Ray, and ends it, where this launcher started it. Waits for a start that is under way."""
+        await self._in_thread(self._leave)
 
     def _start(self, settings: WorkerSettings) -> None:
         if start_ray(self._cluster, num_cpus=settings.threads, namespace=self._namespace):
             self._began_ray = True
+
+    def _leave(self) -> None:
+        if self._began_ray:
+            import ray
+
+            ray.shutdown()
+            self._began_ray = False
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

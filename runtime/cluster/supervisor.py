@@ -67,7 +67,7 @@ class WorkerSupervisor:
         return await self._begin_life()
 
     async def stop(self) -> None:
-        """Ends the worker and lets the launcher go. Idempotent. Raises WorkerError when the process outlives SIGKILL."""
+        """Ends the worker and lets the launcher go. Idempotent. Raises WorkerError when a process outlives its kill."""
         try:
             await self._end_life()
         finally:

@@ -135,7 +135,7 @@ def test_a_worker_that_dies_while_idle_is_noticed(tmp_path: Path) -> None:
     [
         ("badly", LoadError, "loading failed at stage 'weights': " + echo_worker.LOAD_ERROR),
         ("crash", WorkerLost, "the worker failed at stage 'import': RuntimeError: the library threw"),
-        ("death", WorkerLost, "the worker failed at stage 'weights': process "),
+        ("death", WorkerLost, "was killed by SIGKILL; its log ends:\nlast words of the worker"),
         ("hang", WorkerLost, "the worker's start took more than 2 s, at stage 'weights'"),
     ],
 )
@@ -148,9 +148,6 @@ def test_a_failed_start_names_stage_and_reason_and_leaves_nothing(
         with pytest.raises(error) as caught:
             await supervisor.start(lambda *_: None)
         assert text in str(caught.value)
-        if load == "death":
-            assert "was killed by SIGKILL; its log ends:" in str(caught.value)
-            assert "last words of the worker" in str(caught.value)
         await supervisor.stop()
 
     asyncio.run(run())

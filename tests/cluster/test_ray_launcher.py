@@ -1,0 +1,90 @@
+"""A rank as a Ray actor: the same life as a child process, with Ray to start it. The supervisor is the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fakes import echo_worker
+
+from configs.schema import ClusterSettings, ModelSettings, ServeSettings
+from runtime.cluster.ray_launcher import RayLauncher
+from runtime.cluster.supervisor import RunningWorker, WorkerSupervisor
+from workers.channel import LOOPBACK
+from workers.plan import StepTimeout, WorkerLost
+
+TESTS = Path(__file__).parents[1]
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+
+@pytest.fixture(autouse=True)
+def _fakes_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+def supervisor_of(state_dir: Path, load: str = "well", **cluster: object) -> WorkerSupervisor:
+    settings = ServeSettings(
+        model=ModelSettings.model_validate({"path": load, "numerics": "reference", "device": "cpu"}),
+        cluster=ClusterSettings.model_validate({"worker_threads": 2, **cluster}),
+        state_dir=state_dir,
+    )
+    return WorkerSupervisor(settings, RayLauncher(settings.cluster, state_dir, factory=echo_worker.FACTORY))
+
+
+@asynccontextmanager
+async def started(state_dir: Path, **cluster: object) -> AsyncIterator[tuple[WorkerSupervisor, RunningWorker]]:
+    supervisor = supervisor_of(state_dir, **cluster)
+    try:
+        yield supervisor, await supervisor.start(lambda *_: None)
+    finally:
+        await supervisor.stop()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_an_actor_serves_and_is_replaced_when_it_dies_or_hangs(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with started(tmp_path, step_timeout_s=1) as (supervisor, first):
+            assert first.epoch == 1
+            assert first.link.address.startswith(LOOPBACK)
+            result = await first.link.execute(echo_worker.plan(1, 1))
+            threads = 2
+            assert result.emitted == ((2, 1, 1, threads), (5, 9, 1, threads))
+            assert dict(first.description.accounting)["MKL_CBWR"] == "COMPATIBLE"
+
+            os.kill(echo_worker.pid_of(first.description), signal.SIGKILL)
+            assert "Ray actor" in await asyncio.wait_for(first.lost, 2)
+            with pytest.raises(WorkerLost):
+                await first.link.execute(echo_worker.plan(2, 1))
+
+            second = await supervisor.restart("killed")
+            with pytest.raises(StepTimeout):
+                await second.link.execute(echo_worker.plan(1, 2, echo_worker.UID_STOPS))
+            third = await supervisor.restart("hung")
+            assert is_gone(echo_worker.pid_of(second.description))
+            assert (await third.link.execute(echo_worker.plan(1, 3))).epoch == 3
+        assert is_gone(echo_worker.pid_of(third.description))
+
+    asyncio.run(run())
+
+
+def test_an_actor_that_dies_while_loading_leaves_its_last_words(tmp_path: Path) -> None:
+    async def run() -> None:
+        supervisor = supervisor_of(tmp_path, "death")
+        with pytest.raises(WorkerLost, match=r"failed at stage '\w+': Ray actor (.|\n)*last words of the worker"):
+            await supervisor.start(lambda *_: None)
+        await supervisor.stop()
+
+    asyncio.run(run())
