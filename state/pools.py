@@ -139,7 +139,8 @@ class DevicePools:
             index = torch.tensor(slots, dtype=torch.int64).to(self.device)
             for table in self.tables.values():
                 table.index_fill_(0, index, 0)
-            self.committed_len.index_fill_(0, index, 0)
+            for register in (self.committed_len, self.draft_len):
+                register.index_fill_(0, index, 0)
 
     def kv_rows(self, group: str, slot_N: Tensor, position_N: Tensor) -> Tensor:
         """Row of kv[layer] that holds `position` of `slot`; elementwise over equal shapes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,11 +58,11 @@ def load_rank(settings: WorkerSettings, progress: Progress) -> Rank:
     torch.set_num_threads(settings.threads)
     device = _device(settings)
     with Checkpoint.open(settings.model.path or demo_checkpoint()) as checkpoint:
-        config = checkpoint.config
-        drafts = config.num_mtp_layers > 0 and settings.speculation.gamma_max > 0
+        drafts = checkpoint.config.num_mtp_layers > 0 and settings.speculation.gamma_max > 0
+        config = checkpoint.config if drafts else replace(checkpoint.config, num_mtp_layers=0)
         dtype = _dtype(settings, config, device)
         ops: Ops = ReferenceOps(settings.k_slices) if settings.model.numerics == "reference" else DefaultOps(dtype)
-        weights, report = _weights(checkpoint, dtype, device, drafts=drafts, progress=progress)
+        weights, report = _weights(checkpoint, config, dtype, device, progress)
     max_model_len = _max_model_len(settings.cache, config)
     gamma_max = settings.speculation.gamma_max if drafts else 0
     model = Qwen3Next(config, weights, ops, max_length=max_model_len + gamma_max + 2, drafts=drafts)
@@ -149,11 +149,9 @@ def _max_model_len(cache: CacheSettings, config: Qwen3NextConfig) -> int:
 
 
 def _weights(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, *, drafts: bool, progress: Progress
+    checkpoint: Checkpoint, config: Qwen3NextConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> tuple[dict[str, Tensor], LoadReport]:
-    table = tensor_table(checkpoint.config)
-    if not drafts:
-        table = tuple(rule for rule in table if not rule.published.startswith(MTP_PREFIX))
+    table = tensor_table(config)
     weights = {
         name: torch.empty(shape, dtype=torch.float32 if name.endswith(_FLOAT32_PARAMETERS) else dtype, device=device)
         for name, shape in table_shapes(table).items()
@@ -163,6 +161,6 @@ def _weights(
         table,
         weights,
         lambda done, total: progress("reading weights", done, total),
-        skip_prefixes=() if drafts else (MTP_PREFIX,),
+        skip_prefixes=() if config.num_mtp_layers else (MTP_PREFIX,),
     )
     return weights, report

@@ -55,6 +55,10 @@ class Qwen3Next:
         self.drafter = MtpModule(config, weights, ops, self.rotary) if drafts else None
 
     @property
+    def device(self) -> torch.device:
+        return self._embed.device
+
+    @property
     def state_layout(self) -> StateLayout:
         dtype = str(self._embed.dtype).removeprefix("torch.")
         layers = [*self.layers, self.drafter.layer] if self.drafter else self.layers

@@ -1,0 +1,177 @@
+"""Drives a rank with plans, without a scheduler: sequences in slots, pages dealt at random, steps on demand.
+
+Everything the rank could read by mistake is NaN: pages nobody owns, slots nobody holds. Test material only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from workers.plan import VERIFY_EVERYTHING, NewSequence, StepPlan, StepResult
+from workers.step import Worker
+
+
+@dataclass(slots=True, kw_only=True)
+class Live:
+    """A sequence as the host sees it. `waiting`: drafts that wait in the rank."""
+
+    slot: int
+    epoch: int
+    prompt: list[int]
+    tables: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    fed: int = 0
+    out: list[int] = field(default_factory=list)
+    waiting: int = 0
+    finished: bool = False
+    results: list[tuple[int, int]] = field(default_factory=list)
+    """(drafts, accepted) of every round."""
+
+    @property
+    def decoding(self) -> bool:
+        return self.fed == len(self.prompt)
+
+    @property
+    def committed(self) -> int:
+        return len(self.prompt) + len(self.out) - 1 if self.decoding else self.fed
+
+
+class Driver:
+    def __init__(self, worker: Worker, *, seed: int = 0, poison: bool = True) -> None:
+        self.worker = worker
+        self.rng = random.Random(seed)
+        self.step_id = max(worker._last_step, 0)
+        self.next_epoch = 1 + max(worker._epochs)
+        pools = worker.rank.pools
+        self.free_slots = list(range(1, pools.sizes.num_slots + 1))
+        self.free_pages = {group: list(range(1, n + 1)) for group, n in zip(pools.tables, pools.sizes.num_pages, strict=True)}
+        self.new: list[NewSequence] = []
+        self.left: list[int] = []
+        self.live: list[Live] = []
+        if poison:
+            self.poison()
+
+    def poison(self) -> None:
+        """NaN wherever no sequence lives."""
+        pools = self.worker.rank.pools
+        size = pools.sizes.page_size
+        for kv in pools.kv.values():
+            kv[:, size:] = float("nan")
+        for pool in (*pools.conv, *pools.delta):
+            pool.committed[:, 1:] = float("nan")
+        for register in (pools.hidden_window, pools.draft_law, pools.confidence):
+            register[1:] = float("nan")
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        seed: int = 0,
+        coupled: bool = True,
+        stop_token_ids: Sequence[int] = (),
+    ) -> Live:
+        pools = self.worker.rank.pools
+        need = -(-(len(prompt) + max_tokens + pools.sizes.gamma_max + 1) // pools.sizes.page_size)
+        tables = []
+        for pages in self.free_pages.values():
+            self.rng.shuffle(pages)
+            tables.append(tuple(pages.pop() for _ in range(need)))
+        slot = self.free_slots.pop(self.rng.randrange(len(self.free_slots)))
+        live = Live(slot=slot, epoch=self.next_epoch, prompt=list(prompt), tables=tuple(tables), max_tokens=max_tokens)
+        self.next_epoch += 1
+        self.new.append(
+            NewSequence(
+                slot=slot,
+                epoch=live.epoch,
+                uid=live.epoch,
+                prompt=tuple(prompt),
+                tables=live.tables,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=1.0,
+                min_p=0.0,
+                seed=seed,
+                coupled=coupled,
+                stop_token_ids=tuple(stop_token_ids),
+                max_tokens=max_tokens,
+            )
+        )
+        self.live.append(live)
+        return live
+
+    def remove(self, live: Live) -> None:
+        """Frees slot and pages; what the pages hold becomes NaN."""
+        self.live.remove(live)
+        self.left.append(live.slot)
+        self.free_slots.append(live.slot)
+        pools = self.worker.rank.pools
+        for (group, free), pages in zip(self.free_pages.items(), live.tables, strict=True):
+            free.extend(pages)
+            rows = torch.cat([torch.arange(p * pools.sizes.page_size, (p + 1) * pools.sizes.page_size) for p in pages])
+            for layer, specs in enumerate(pools.layout.layers):
+                if layer in pools.kv and specs[0].group == group:  # type: ignore[union-attr]
+                    pools.kv[layer][:, rows] = float("nan")
+
+    def plan(
+        self,
+        members: Sequence[Live],
+        *,
+        gamma: int = 0,
+        chunks: dict[int, int] | None = None,
+        feed: bool | None = None,
+        budget: int = VERIFY_EVERYTHING,
+        slack: int = 0,
+    ) -> StepPlan:
+        """A step of `members`; chunks: prompt tokens by slot (default: all that is left); slack loosens max_committed."""
+        known = []
+        for live in members:
+            left = len(live.prompt) - live.fed
+            known.append(1 if live.decoding else min((chunks or {}).get(live.slot, left), left))
+        self.step_id += 1
+        plan = StepPlan(
+            step_id=self.step_id,
+            epoch=1,
+            admitted=tuple(self.new),
+            released_slots=tuple(self.left),
+            slots=tuple(live.slot for live in members),
+            epochs=tuple(live.epoch for live in members),
+            num_known=tuple(known),
+            num_drafts=tuple(live.waiting if live.decoding else 0 for live in members),
+            samples=tuple(live.decoding or live.fed + k == len(live.prompt) for live, k in zip(members, known, strict=True)),
+            max_committed=tuple(live.committed + (slack if live.decoding else 0) for live in members),
+            gamma=gamma,
+            verify_budget=budget,
+            feed_drafter=gamma > 0 if feed is None else feed,
+        )
+        self.new, self.left = [], []
+        return plan
+
+    def step(self, members: Sequence[Live] | None = None, **how: object) -> StepResult:
+        """Plans and executes one step, and takes in its result."""
+        members = [live for live in self.live if not live.finished] if members is None else members
+        plan = self.plan(members, **how)  # type: ignore[arg-type]
+        result = self.worker.execute(plan)
+        for i, live in enumerate(members):
+            if live.decoding:
+                live.results.append((result.num_admitted[i], result.num_accepted[i]))
+            else:
+                live.fed += plan.num_known[i]
+            live.out += result.emitted[i]
+            if plan.samples[i]:
+                live.waiting = plan.gamma
+            live.finished = len(live.out) >= live.max_tokens or bool(
+                live.out and live.out[-1] in self.worker.rank.registers.stop_ids[live.slot].tolist()
+            )
+        return result
+
+    def run(self, gamma: int = 0, **how: object) -> None:
+        """Steps until every sequence has finished."""
+        while any(not live.finished for live in self.live):
+            self.step(gamma=gamma, **how)
