@@ -82,12 +82,17 @@ def test_top_k_keeps_exactly_k_and_prefers_lower_ids_among_equals() -> None:
     torch.testing.assert_close(law(logs(0.2, 0.2, 0.2, 0.4), top_k=9), torch.tensor([0.2, 0.2, 0.2, 0.4]))
 
 
+def test_equal_logits_are_kept_by_id_however_many_there_are() -> None:
+    kept = law([0.0, 1.0] * 3000, top_k=7)
+    assert kept.nonzero().flatten().tolist() == [1, 3, 5, 7, 9, 11, 13]
+
+
 def test_top_p_keeps_the_smallest_prefix_that_reaches_it() -> None:
     masses = logs(0.125, 0.5, 0.125, 0.25)
     torch.testing.assert_close(law(masses, top_p=0.49), torch.tensor([0.0, 1.0, 0.0, 0.0]))
     torch.testing.assert_close(law(masses, top_p=0.51), torch.tensor([0.0, 2 / 3, 0.0, 1 / 3]))
     torch.testing.assert_close(law(masses, top_p=0.80), torch.tensor([1 / 7, 4 / 7, 0.0, 2 / 7]))
-    torch.testing.assert_close(law(masses, top_p=1e-9), torch.tensor([0.0, 1.0, 0.0, 0.0]))
+    torch.testing.assert_close(law(masses, top_p=0.0), torch.tensor([0.0, 1.0, 0.0, 0.0]))
 
 
 def test_top_p_counts_the_mass_that_top_k_left() -> None:

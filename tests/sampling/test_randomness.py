@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from workers.sampling import randomness
 from workers.sampling.randomness import (
     KeyUse,
     Purpose,
@@ -70,6 +71,15 @@ def test_noise_is_exponential_and_finite() -> None:
     assert noise.isfinite().all()
     counts = torch.histc(torch.exp(-noise.double()), bins=20, min=0, max=1)
     assert ((counts - 4000) ** 2 / 4000).sum() < 50
+
+
+@pytest.mark.parametrize("word", [0, 2**32 - 1])
+def test_noise_is_positive_and_finite_at_the_ends_of_the_words(monkeypatch: pytest.MonkeyPatch, word: int) -> None:
+    words_RL = [torch.full((1, 8), word)] * 4
+    monkeypatch.setattr(randomness, "philox4x32", lambda counter, key: words_RL)
+    noise = exponential_noise(torch.tensor([1]), torch.tensor([1]), 32)
+    assert noise.isfinite().all()
+    assert (noise > 0).all()
 
 
 def test_noise_of_a_token_does_not_depend_on_the_vocabulary() -> None:

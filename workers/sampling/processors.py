@@ -19,7 +19,7 @@ class RowParams:
 
     temperature: float32 [R]; 0 is greedy, and the other parameters of such a row mean nothing.
     top_k: int64 [R]; 0 is off.
-    top_p: float32 [R] in (0, 1]; 1 is off.
+    top_p: float32 [R] in [0, 1]; 1 is off, 0 leaves the most probable token.
     min_p: float32 [R] in [0, 1]; 0 is off.
     """
 
