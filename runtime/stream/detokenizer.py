@@ -95,14 +95,18 @@ class WindowDetokenizer:
         self._context: list[int] = []
         self._context_text = ""
         self._pending: list[int] = []
+        self._num_waits = 0
 
     def push(self, token_id: int) -> str:
         if self._vocabulary.is_special(token_id):
             return ""
         self._pending.append(token_id)
         text = self._vocabulary.decode(self._context + self._pending)
-        if text.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING:
+        # Pushes are counted and not pending tokens: a token may also be pending because it says nothing yet.
+        self._num_waits = self._num_waits + 1 if text.endswith(REPLACEMENT) else 0
+        if 0 < self._num_waits < MAX_PENDING:
             return ""
+        self._num_waits = 0
         return self._publish(text)
 
     def finish(self) -> str:

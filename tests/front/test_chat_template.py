@@ -128,15 +128,15 @@ def test_special_tokens_of_a_chat_are_the_templates_own(checkpoint: Path) -> Non
 
 
 def test_tokenizer_files_that_cannot_be_used_are_named(checkpoint: Path) -> None:
-    with pytest.raises(LoadError, match="tokenizer.json: no such file"):
+    with pytest.raises(LoadError, match=r"tokenizer\.json: no such file"):
         Tokenizer.load(checkpoint / "nowhere")
     with pytest.raises(LoadError, match=r"the chat template is not valid: line 2"):
         render(checkpoint, "\n{% if %}")
     (checkpoint / "tokenizer_config.json").write_text("[1]")
-    with pytest.raises(LoadError, match="tokenizer_config.json: expected an object, found list"):
+    with pytest.raises(LoadError, match=r"tokenizer_config\.json: expected an object, found list"):
         Tokenizer.load(checkpoint)
     (checkpoint / "tokenizer.json").write_text("{}")
-    with pytest.raises(LoadError, match="tokenizer.json: "):
+    with pytest.raises(LoadError, match=r"tokenizer\.json: "):
         Tokenizer.load(checkpoint)
 
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from outrider.v1 import inference_pb2, types_pb2
+from outrider.v1.inference_pb2 import GenerateRequest
+from outrider.v1.types_pb2 import Sampling, Stopping
 from runtime.front import convert
 from runtime.front.convert import ServedModel
 from runtime.front.defaults import SamplingDefaults
 from runtime.front.errors import InvalidRequest, UnknownModel
-from runtime.request import Request
+from runtime.request import Request, SamplingParams, StopParams
 
 MODEL = ServedModel(
     name="demo",
@@ -22,7 +24,6 @@ MODEL = ServedModel(
     default_max_tokens=16,
     defaults=SamplingDefaults(),
 )
-Sampling, Stopping, GenerateRequest = types_pb2.Sampling, types_pb2.Stopping, inference_pb2.GenerateRequest
 
 
 def convert_request(
@@ -41,8 +42,8 @@ def refusal(message: GenerateRequest, prompt: tuple[int, ...] = (1, 2, 3)) -> st
 def test_defaults_of_an_empty_request() -> None:
     request = convert_request(GenerateRequest())
     assert (request.uid, request.request_id, request.prompt) == (7, "r", (1, 2, 3))
-    assert replace(request.sampling, seed=0) == convert.SamplingParams()
-    assert request.stopping == convert.StopParams(max_tokens=16, eos_token_ids=(0,))
+    assert replace(request.sampling, seed=0) == SamplingParams()
+    assert request.stopping == StopParams(max_tokens=16, eos_token_ids=(0,))
     assert (request.priority, request.report_rounds) == (0, False)
 
 
@@ -64,10 +65,8 @@ def test_every_field_arrives() -> None:
         report_rounds=True,
     )
     request = convert_request(message)
-    assert request.sampling == convert.SamplingParams(
-        temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9, coupled=True
-    )
-    assert request.stopping == convert.StopParams(max_tokens=4, stop_token_ids=(5, 6), stop_strings=("a", "b"))
+    assert request.sampling == SamplingParams(temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9, coupled=True)
+    assert request.stopping == StopParams(max_tokens=4, stop_token_ids=(5, 6), stop_strings=("a", "b"))
     assert (request.priority, request.report_rounds) == (-3, True)
 
 
@@ -199,5 +198,5 @@ def test_the_request_id_is_the_callers(message: GenerateRequest, metadata: dict[
 
 @pytest.mark.parametrize("request_id", ["", " a", "a\n", "é", "x" * 257])
 def test_request_ids_that_cannot_travel_back_are_refused(request_id: str) -> None:
-    with pytest.raises(InvalidRequest, match="^request_id: must be 1 to 256 printable ASCII characters"):
+    with pytest.raises(InvalidRequest, match=r"^request_id: must be 1 to 256 printable ASCII characters"):
         convert.request_id_of(GenerateRequest(request_id=request_id), {})

@@ -96,6 +96,15 @@ def test_other_decoders_decode_exactly_through_a_window(
     assert not any(REPLACEMENT in piece for piece in got)
 
 
+def test_other_decoders_do_not_count_tokens_without_text_against_a_character(
+    fallback_tokenizer: tokenizers.Tokenizer,
+) -> None:
+    vocab = fallback_tokenizer.get_vocab()
+    detokenizer = Vocabulary(fallback_tokenizer).detokenizer()
+    ids = [vocab["▁"], *(vocab[f"<0x{byte:02X}>"] for byte in "😀".encode())]
+    assert [detokenizer.push(token_id) for token_id in ids] == ["", "", "", "", "😀"]
+
+
 def test_other_decoders_hold_invalid_bytes_for_four_tokens_at_most(fallback_tokenizer: tokenizers.Tokenizer) -> None:
     vocab = fallback_tokenizer.get_vocab()
     detokenizer = Vocabulary(fallback_tokenizer).detokenizer()

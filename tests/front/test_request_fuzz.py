@@ -1,0 +1,149 @@
+"""Whatever a client sends, it is served or refused by name; nothing of it is our fault."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+from fakes.front import Front, serving
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.v1 import inference_pb2, types_pb2
+from outrider.v1.inference_pb2 import GenerateRequest
+
+UNKNOWN_FIELD = b"\xc0\x3e\x01"
+REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+
+
+def mostly(sound: st.SearchStrategy[Any], wild: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """One value in ten is wild, so that most requests are not refused for their first field."""
+    return st.integers(0, 9).flatmap(lambda roll: wild if roll == 0 else sound)
+
+
+UINT32 = mostly(st.integers(1, 4095), st.sampled_from([0, 4096, 2**31, 2**32 - 1]))
+WILD_FLOATS = st.sampled_from([0.0, -0.0, -1.0, 1e-38, 1e38, math.nan, math.inf, -math.inf])
+SHARES = mostly(st.floats(0.0625, 1, width=32), WILD_FLOATS)
+WILD_TEXTS = ["", "x" * 300, "한" * 90, "\x00", "<|endoftext|>", "a = 1\n" * 900]
+TEXTS = mostly(st.text(min_size=1, max_size=12), st.sampled_from(WILD_TEXTS))
+
+
+@st.composite
+def optional_fields(draw: st.DrawFn, kind: type[Message], fields: dict[str, st.SearchStrategy[Any]]) -> Message:
+    """A message with any subset of some fields, and once in a while one that nobody knows."""
+    names = draw(st.sets(st.sampled_from(sorted(fields))))
+    message = kind(**{name: draw(fields[name]) for name in sorted(names)})
+    if draw(st.integers(0, 19)) == 0:
+        message.MergeFromString(UNKNOWN_FIELD)
+    return message
+
+
+samplings = optional_fields(
+    types_pb2.Sampling,
+    {
+        "temperature": SHARES,
+        "top_k": UINT32,
+        "top_p": SHARES,
+        "min_p": SHARES,
+        "seed": st.sampled_from([0, 1, 2**64 - 1]),
+        "verification": mostly(st.integers(0, 2), st.integers(-1, 9)),
+    },
+)
+stoppings = optional_fields(
+    types_pb2.Stopping,
+    {
+        "max_tokens": UINT32,
+        "stop_token_ids": st.lists(UINT32, max_size=3) | st.lists(UINT32, max_size=20),
+        "stop": st.lists(TEXTS, max_size=3) | st.lists(TEXTS, max_size=20),
+        "ignore_eos": st.booleans(),
+    },
+)
+messages = st.builds(inference_pb2.ChatMessage, role=TEXTS, content=TEXTS)
+chats = optional_fields(
+    inference_pb2.Chat, {"messages": st.lists(messages, max_size=3), "add_generation_prompt": st.booleans()}
+)
+prompts = mostly(st.lists(st.integers(0, 4095), min_size=1, max_size=9), st.lists(UINT32, max_size=600))
+inputs = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"text": TEXTS}),
+    st.fixed_dictionaries({"token_ids": st.builds(inference_pb2.TokenIds, ids=prompts)}),
+    st.fixed_dictionaries({"chat": chats}),
+)
+requests = st.builds(
+    lambda message, given_input: (message.MergeFrom(GenerateRequest(**given_input)), message)[1],
+    optional_fields(
+        GenerateRequest,
+        {
+            "request_id": mostly(st.just("a"), st.sampled_from(["", "é", "x" * 300, "a\nb"])),
+            "model": mostly(st.just("demo"), st.sampled_from(["", "other"])),
+            "sampling": samplings,
+            "stopping": stoppings,
+            "priority": st.sampled_from([0, -(2**31), 2**31 - 1]),
+            "stream": st.booleans(),
+            "report_rounds": st.booleans(),
+        },
+    ),
+    inputs,
+)
+
+
+async def answer(front: Front, request: GenerateRequest) -> grpc.StatusCode:
+    """The status of one request; checks the stream, or that the refusal names a field."""
+    call = front.client.call(request, timeout=10)
+    frames: list[inference_pb2.GenerateResponse] = []
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        frames += [frame async for frame in call]
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        assert [frame.HasField("finish") for frame in frames] == [False] * (len(frames) - 1) + [True]
+        assert sum(len(frame.token_ids) for frame in frames) == frames[-1].usage.completion_tokens
+    else:
+        assert ": " in await call.details()
+    assert not front.engine.live
+    return code
+
+
+@contextmanager
+def server_in_a_thread() -> Iterator[tuple[Front, asyncio.AbstractEventLoop]]:
+    """One server for all examples: hypothesis is not async, so the loop runs beside it."""
+    started: Future[tuple[Front, asyncio.AbstractEventLoop]] = Future()
+    end = asyncio.Event()
+
+    async def serve() -> None:
+        async with serving([*range(60, 300), 0], run_length=8) as front:
+            started.set_result((front, asyncio.get_running_loop()))
+            await end.wait()
+
+    with ThreadPoolExecutor(1) as threads:
+        served = threads.submit(asyncio.run, serve())
+        front, loop = started.result(10)
+        try:
+            yield front, loop
+        finally:
+            loop.call_soon_threadsafe(end.set)
+            served.result(10)
+
+
+def test_no_request_is_our_fault() -> None:
+    codes: Counter[grpc.StatusCode] = Counter()
+    with server_in_a_thread() as (front, loop):
+
+        @settings(max_examples=150, deadline=None)
+        @given(requests)
+        def examples(request: GenerateRequest) -> None:
+            code = asyncio.run_coroutine_threadsafe(answer(front, request), loop).result(15)
+            codes[code] += 1
+            assert code is grpc.StatusCode.OK or code in REFUSALS
+
+        examples()
+    assert codes[grpc.StatusCode.OK] >= 10, codes
+    assert sum(codes[code] for code in REFUSALS) >= 10, codes
