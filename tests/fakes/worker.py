@@ -117,11 +117,15 @@ class FakeWorker:
         assert self._permit is not None
         self._permit.set_result(None)
 
+    def fail_step(self, error: Exception) -> None:
+        """The step in flight raises."""
+        assert self._permit is not None
+        self._permit.set_exception(error)
+
     def lose(self, error: WorkerError) -> None:
         """The process is gone: the step in flight fails, and so do all to come."""
         if self.is_waiting:
-            assert self._permit is not None
-            self._permit.set_exception(error)
+            self.fail_step(error)
         if not self.lost.done():
             self.lost.set_result(str(error))
 

@@ -26,7 +26,7 @@ from runtime.front.errors import (
 )
 from runtime.request import Finish, FinishReason
 from runtime.verification.policy import Fixed, Off
-from workers.plan import LoadError, StepTimeout, WorkerLost
+from workers.plan import LoadError, StepPlan, StepResult, StepTimeout, WorkerLost
 
 SETTINGS = ServeSettings(
     scheduler=SchedulerSettings(max_step_tokens=32, max_waiting=3),
@@ -77,6 +77,7 @@ async def house(*, gated: bool = False, settings: ServeSettings = SETTINGS, **ch
     finally:
         await built.engine.stop(drain_s=0)
     assert built.source.violations == []
+    assert built.sink.violations == []
     assert built.num_pages_used == 0
     assert built.source.is_stopped
 
@@ -112,9 +113,7 @@ async def test_usage_and_statistics_count_the_same_things() -> None:
         await h.sink.wait_for_end(1)
         await settle_down()
         usage, statistics = h.sink.usage[1], h.engine.statistics()
-        rounds = [
-            r for batch in h.sink.batches for event in batch if isinstance(event, TokenEvent) for r in event.rounds
-        ]
+        rounds = [the_round for event in h.sink.token_events for the_round in event.rounds]
         assert usage.completion == 20 == usage.accepted + usage.rounds - usage.trimmed
         assert (usage.prompt, usage.seed) == (3, 1)
         assert usage.rounds == len(rounds) == statistics.rounds == statistics.steps
@@ -168,14 +167,14 @@ async def test_a_sequence_with_stop_strings_waits_for_its_verdict_and_others_do_
         h.sink.on_deliver = lambda events: plans_at_delivery.append(
             (len(h.source.worker.plans), tuple(event.uid for event in events))
         )
-        h.engine.submit(request(1, max_tokens=20, stop_strings=("x",)))
-        h.engine.submit(request(2, max_tokens=20))
+        h.engine.submit(request(1, max_tokens=12, stop_strings=("x",)))
+        h.engine.submit(request(2, max_tokens=12))
         await h.sink.wait_for_end(1, 2)
         assert plans_at_delivery[:3] == [(1, (1,)), (2, (2,)), (2, (1,))]
         assert h.sink.end_of(1) == "stop string"
         tokens = tuple(h.sink.tokens[1])
         assert 4 <= len(tokens) < 8
-        assert tokens == true_stream(request(1, max_tokens=20))[: len(tokens)]
+        assert tokens == true_stream(request(1, max_tokens=12))[: len(tokens)]
         assert h.sink.end_of(2) == LENGTH
 
 
@@ -184,10 +183,9 @@ async def test_the_last_event_of_a_sequence_with_stop_strings_needs_no_verdict()
     async with house() as h:
         h.engine.submit(request(1, max_tokens=6, stop_strings=("x",)))
         await h.sink.wait_for_end(1)
-        events = [event for batch in h.sink.batches for event in batch]
-        assert [event.needs_verdict for event in events if isinstance(event, TokenEvent)] == [True] * (
-            len(events) - 1
-        ) + [False]
+        *earlier, last = (event.needs_verdict for event in h.sink.token_events)
+        assert all(earlier)
+        assert not last
 
 
 @asynchronous
@@ -204,8 +202,8 @@ async def test_a_verdict_that_does_not_come_ends_the_request_not_the_engine() ->
 @asynchronous
 async def test_an_abort_returns_slot_and_pages_at_once_and_nothing_more_is_heard() -> None:
     async with house(gated=True) as h:
-        h.engine.submit(request(1, max_tokens=20))
-        h.engine.submit(request(2, max_tokens=20))
+        h.engine.submit(request(1, max_tokens=12))
+        h.engine.submit(request(2, max_tokens=12))
         await h.step()
         await h.step()
         heard = len(h.sink.tokens[1])
@@ -220,6 +218,24 @@ async def test_an_abort_returns_slot_and_pages_at_once_and_nothing_more_is_heard
         assert len(h.sink.tokens[1]) == heard
         assert h.sink.ends[1] == []
         h.engine.submit(request(3, request_id="request-1"))
+
+
+@asynchronous
+async def test_an_abort_drops_tokens_that_are_not_yet_delivered() -> None:
+    """The abort comes between the plan that follows those tokens and their delivery."""
+    async with house() as h:
+        run = h.source.worker.run
+
+        def abort_at_second_plan(plan: StepPlan) -> StepResult:
+            if len(h.source.worker.plans) == 1:
+                h.engine.abort(1)
+            return run(plan)
+
+        h.source.worker.run = abort_at_second_plan  # type: ignore[method-assign]
+        h.engine.submit(request(1))
+        await settle_down()
+        assert len(h.source.worker.plans) >= 2
+        assert h.sink.batches == []
 
 
 @asynchronous
@@ -380,6 +396,22 @@ async def test_waiting_requests_do_not_wait_longer_than_a_start_may_take() -> No
 
 
 @asynchronous
+async def test_once_the_worker_is_back_nobody_loses_patience() -> None:
+    impatient = SETTINGS.model_copy(update={"cluster": ClusterSettings(start_timeout_s=0.01)})
+    async with house(gated=True, num_slots=1, settings=impatient) as h:
+        h.engine.submit(request(1))
+        await settle_down()
+        h.engine.submit(request(2))
+        h.engine.submit(request(3))
+        h.source.worker.lose(WorkerLost("gone"))
+        # Timers fire in order: whatever was to happen after 0.01 s has happened then.
+        later = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.02, later.set)
+        await later.wait()
+        assert (h.sink.ends[2], h.sink.ends[3]) == ([], [])
+
+
+@asynchronous
 async def test_a_worker_that_comes_back_smaller_refuses_what_it_cannot_hold() -> None:
     async with house(gated=True, num_slots=1) as h:
         h.engine.submit(request(1))
@@ -414,7 +446,7 @@ async def test_an_unforeseen_failure_ends_everything_loudly_and_the_engine_serve
         h.engine.submit(request(1))
         await h.step()
         h.engine.submit(request(2))
-        h.source.worker._permit.set_exception(RuntimeError("boom"))  # type: ignore[union-attr]
+        h.source.worker.fail_step(RuntimeError("boom"))
         await settle_down()
         for uid in (1, 2):
             assert isinstance(h.sink.end_of(uid), InternalError)
@@ -476,4 +508,24 @@ async def test_a_stop_during_a_recovery_does_not_wait_for_the_worker() -> None:
         h.source.worker.lose(WorkerLost("gone"))
         await settle_down()
         await h.engine.stop(drain_s=0)
+        assert h.states == [True, False]
+
+
+@asynchronous
+async def test_a_worker_that_comes_back_during_a_drain_serves_what_waits_and_nothing_new() -> None:
+    async with house(gated=True, num_slots=1) as h:
+        h.engine.submit(request(1))
+        await settle_down()
+        h.engine.submit(request(2))
+        h.source.hold_restarts = True
+        h.source.worker.lose(WorkerLost("gone"))
+        await settle_down()
+        stopping = asyncio.create_task(h.engine.stop(drain_s=60))
+        await settle_down()
+        h.source.release_restarts.set()
+        await settle_down()
+        h.source.worker.gated = False
+        h.source.worker.let_go()
+        await stopping
+        assert h.sink.end_of(2) == LENGTH
         assert h.states == [True, False]

@@ -132,6 +132,7 @@ class Schedules(RuleBasedStateMachine):
             return
         assert self.engine.check_integrity() == []
         assert self.source.violations == []
+        assert self.sink.violations == []
         assert self.engine.is_serving
         for uid, wanted in self.requests.items():
             tokens = tuple(self.sink.tokens[uid])
