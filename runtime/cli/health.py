@@ -25,7 +25,8 @@ async def _health(address: str, service: str, timeout_s: float) -> None:
 
     async with OutriderClient(address) as client:
         request = health_pb2.HealthCheckRequest(service=service)
-        reply = await health_pb2_grpc.HealthStub(client.channel).Check(request, timeout=timeout_s)
+        stub = health_pb2_grpc.HealthStub(client.channel)  # type: ignore[no-untyped-call]
+        reply = await stub.Check(request, timeout=timeout_s)
     OUT.print(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         raise typer.Exit(EXIT_NO)
