@@ -23,8 +23,27 @@ CODE_TEXT = "def f(x):\n    return x + 1\n"
 
 
 async def collect(front: Front, request: inference_pb2.GenerateRequest) -> list[inference_pb2.GenerateResponse]:
-    """All frames; checks what holds for every stream."""
-    frames = [frame async for frame in front.client.generate(request)]
+    """All frames, however the writer has merged them; checks what holds for every stream."""
+    return checked([frame async for frame in front.client.generate(request)])
+
+
+async def collect_by_steps(
+    front: Front, request: inference_pb2.GenerateRequest
+) -> list[inference_pb2.GenerateResponse]:
+    """All frames, one per step: each is read before the next step, so that none are merged."""
+    call = front.client.call(request)
+    await front.engine.until(lambda: bool(front.engine.live))
+    frames: list[inference_pb2.GenerateResponse] = []
+    while not frames or not frames[-1].HasField("finish"):
+        front.engine.step()
+        frame = await call.read()
+        assert isinstance(frame, inference_pb2.GenerateResponse)
+        frames.append(frame)
+    assert await call.read() is grpc.aio.EOF, "nothing follows the terminal frame"
+    return checked(frames)
+
+
+def checked(frames: list[inference_pb2.GenerateResponse]) -> list[inference_pb2.GenerateResponse]:
     assert [frame.HasField("finish") for frame in frames] == [False] * (len(frames) - 1) + [True]
     assert len({frame.request_id for frame in frames}) == 1
     num_ids = 0
@@ -46,9 +65,9 @@ def token_ids_of(frames: list[inference_pb2.GenerateResponse]) -> list[int]:
 @in_loop
 async def test_deltas_add_up_and_exactly_one_frame_is_terminal() -> None:
     script = await TOKENIZER.encode(CODE_TEXT)
-    async with serving(script) as front:
-        frames = await collect(front, request_for(text="# a", max_tokens=len(script), request_id="r-1"))
-        assert len(frames) > 1
+    async with serving(script, steps_by_itself=False) as front:
+        frames = await collect_by_steps(front, request_for(text="# a", max_tokens=len(script), request_id="r-1"))
+        assert len(frames) == -(-len(script) // 3)
         assert text_of(frames) == CODE_TEXT
         assert token_ids_of(frames) == script
         assert frames[-1].finish.reason == types_pb2.FINISH_REASON_LENGTH
@@ -89,8 +108,9 @@ async def test_characters_never_break_across_frames() -> None:
     text = "한국어 👩‍👩‍👧‍👦 e\u0301 𝒜 汉字"
     script = await TOKENIZER.encode(text)
     assert len(script) > len(text), "the vocabulary spells these characters in several tokens"
-    async with serving(script, run_length=1) as front:
-        frames = await collect(front, request_for(max_tokens=len(script)))
+    async with serving(script, run_length=1, steps_by_itself=False) as front:
+        frames = await collect_by_steps(front, request_for(max_tokens=len(script)))
+        assert len(frames) == len(script)
         assert text_of(frames) == text
         assert not any("\ufffd" in frame.text for frame in frames)
 
@@ -117,8 +137,9 @@ async def test_a_stop_string_inside_a_run_cuts_text_ids_and_usage_together() -> 
 @in_loop
 async def test_a_stop_string_split_over_frames_is_never_shown() -> None:
     script = await TOKENIZER.encode("alpha beta gamma delta")
-    async with serving(script, run_length=1) as front:
-        frames = await collect(front, request_for(stop=["ta gam"]))
+    async with serving(script, run_length=1, steps_by_itself=False) as front:
+        frames = await collect_by_steps(front, request_for(stop=["ta gam"]))
+        assert len(frames) > 3
         assert text_of(frames) == "alpha be"
 
 
@@ -224,13 +245,16 @@ def test_an_error_in_mid_stream_ends_it_after_what_was_committed(error: Outrider
 
 @in_loop
 async def test_a_client_that_cancels_ends_the_work_at_once() -> None:
-    async with serving() as front:
-        call = front.client.call(request_for(max_tokens=400))
+    async with serving(steps_by_itself=False) as front:
+        call = front.client.call(request_for(request_id="name"))
+        await front.engine.until(lambda: bool(front.engine.live))
+        front.engine.step()
         await call.read()
         call.cancel()
         await front.engine.until(lambda: not front.engine.live)
+        assert front.engine.aborted == [front.engine.submitted[0].uid]
         # The name is free again, and the connection goes on.
-        assert len(await collect(front, request_for(max_tokens=1))) == 1
+        assert len(await collect_by_steps(front, request_for(request_id="name", max_tokens=1))) == 1
 
 
 @in_loop
@@ -301,7 +325,7 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind() -> None:
 
         await asyncio.gather(*(abandon(number % 5) for number in range(40)))
         await front.engine.until(lambda: not front.engine.live)
-        assert len(await collect(front, request_for(max_tokens=7))) >= 1
+        assert len(token_ids_of(await collect(front, request_for(max_tokens=7)))) == 7
 
 
 @in_loop

@@ -105,6 +105,15 @@ def test_other_decoders_do_not_count_tokens_without_text_against_a_character(
     assert [detokenizer.push(token_id) for token_id in ids] == ["", "", "", "", "😀"]
 
 
+def test_other_decoders_do_not_count_special_tokens_against_a_character(
+    fallback_tokenizer: tokenizers.Tokenizer,
+) -> None:
+    vocab = fallback_tokenizer.get_vocab()
+    detokenizer = Vocabulary(fallback_tokenizer).detokenizer()
+    names = ["<0xF0>", "<s>", "<0x9F>", "<s>", "<0x98>", "<0x80>"]
+    assert [detokenizer.push(vocab[name]) for name in names] == ["", "", "", "", "", "😀"]
+
+
 def test_other_decoders_hold_invalid_bytes_for_four_tokens_at_most(fallback_tokenizer: tokenizers.Tokenizer) -> None:
     vocab = fallback_tokenizer.get_vocab()
     detokenizer = Vocabulary(fallback_tokenizer).detokenizer()
