@@ -1,14 +1,14 @@
 """Every error a caller can see, and the one place where gRPC codes are chosen.
 
-    OutriderError
-    ├── InvalidRequest      INVALID_ARGUMENT     a field is wrong; names it and the remedy
-    ├── UnknownModel        NOT_FOUND            another model is served here
-    ├── DuplicateRequest    ALREADY_EXISTS       the request id is live
-    ├── Overloaded          RESOURCE_EXHAUSTED   the queue is full
-    ├── SlowReader          RESOURCE_EXHAUSTED   the client left too much unread
-    ├── Unavailable         UNAVAILABLE          not ready, draining, or the worker was lost
-    ├── StaleRevision       ABORTED              the policy changed since the caller read it
-    └── InternalError       INTERNAL             our bug
+OutriderError
+├── InvalidRequest      INVALID_ARGUMENT     a field is wrong; names it and the remedy
+├── UnknownModel        NOT_FOUND            another model is served here
+├── DuplicateRequest    ALREADY_EXISTS       the request id is live
+├── Overloaded          RESOURCE_EXHAUSTED   the queue is full
+├── SlowReader          RESOURCE_EXHAUSTED   the client left too much unread
+├── Unavailable         UNAVAILABLE          not ready, draining, or the worker was lost
+├── StaleRevision       ABORTED              the policy changed since the caller read it
+└── InternalError       INTERNAL             our bug
 """
 
 from __future__ import annotations
