@@ -1,7 +1,7 @@
-"""The rows of one pass, as index tensors. Built once per pass from lengths on the device; knows no layer and no weights.
+"""The rows of one pass as index tensors, built once per pass from lengths on the device. Knows no layers, no weights.
 
-Rows are flat [N]; sequences own contiguous runs of them. Mixers need [B, W] instead: buckets hold sequences of about one
-width, so the number of torch calls grows with neither the sequences nor the rows. Bucket and row maps:
+Rows are flat [N]; sequences own contiguous runs of them. Mixers need [B, W] instead: buckets hold sequences of about
+one width, so the number of torch calls grows with neither the sequences nor the rows. Bucket and row maps:
 
     flat rows      [ s0 s0 s0 | s1 | s2 s2 s2 s2 ... s2 | padding ]
     narrow bucket  B = {s0, s1}, W = 3      wide bucket  B = {s2}, W = 256

@@ -11,8 +11,8 @@ from workers.plan import StepPlan
 
 
 class StepInputs:
-    """Stages int64 columns. A tier is the next power of two above the number of sequences, so that a captured step finds
-    its inputs at fixed addresses."""
+    """Stages int64 columns. A tier is the next power of two above the number of sequences, so that a captured step
+    finds its inputs at fixed addresses."""
 
     _COLUMNS = 4
 

@@ -143,7 +143,8 @@ def _max_model_len(cache: CacheSettings, config: Qwen3NextConfig) -> int:
         return config.context_length
     if cache.max_model_len > config.context_length:
         raise LoadError(
-            f"cache.max_model_len is {cache.max_model_len}, but the checkpoint's context is {config.context_length} tokens; lower it"
+            f"cache.max_model_len is {cache.max_model_len}, but the checkpoint's context is {config.context_length} "
+            "tokens; lower it"
         )
     return cache.max_model_len
 

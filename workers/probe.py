@@ -1,7 +1,7 @@
 """Feeds given token sequences through target and drafter in chosen chunks and returns what comes out at every position.
 
-The self-test of reference numerics and the parity tests run on it; it goes through the same batches, pools and transaction
-as a step does. Knows no plans and no sampling.
+The self-test of reference numerics and the parity tests run on it; it goes through the same batches, pools and
+transaction as a step does. Knows no plans and no sampling.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class Probe:
         drafter = None
         if self.model.drafter is not None:
             embedding = self.model.embed(self._tokens(batch, 1))
-            drafter = self.model.drafter.forward(embedding, hidden.for_draft, self._context(batch, DRAFTER_GROUP, None)).for_draft
+            drafter = self.model.drafter.forward(
+                embedding, hidden.for_draft, self._context(batch, DRAFTER_GROUP, None)
+            ).for_draft
         traces = {}
         start = 0
         for i, width in counts.items():
@@ -92,7 +94,9 @@ class Probe:
             self.lengths[i] += width
             known = min(width, len(self.sequences[i]) - 1 - (self.lengths[i] - width))
             traces[i] = Trace(
-                hidden=hidden.for_logits[rows], logits=logits[rows], drafter=None if drafter is None else drafter[rows][:known]
+                hidden=hidden.for_logits[rows],
+                logits=logits[rows],
+                drafter=None if drafter is None else drafter[rows][:known],
             )
         return traces
 
@@ -110,8 +114,10 @@ class Probe:
         )
 
 
-def trace_sequences(model: Qwen3Next, ops: Ops, sequences: Sequence[Sequence[int]], chunk: Callable[[int], int]) -> list[Trace]:
-    """Every sequence from its first to its last token; `chunk(i)` says how many tokens of sequence i the next pass takes."""
+def trace_sequences(
+    model: Qwen3Next, ops: Ops, sequences: Sequence[Sequence[int]], chunk: Callable[[int], int]
+) -> list[Trace]:
+    """Every sequence from its first to its last token; `chunk(i)`: tokens of sequence i in the next pass."""
     probe = Probe(model, ops, sequences)
     parts: list[list[Trace]] = [[] for _ in sequences]
     while live := [i for i, sequence in enumerate(sequences) if probe.lengths[i] < len(sequence)]:

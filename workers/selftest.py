@@ -41,7 +41,7 @@ def check_invariance(model: Qwen3Next, ops: Ops, progress: Callable[[str, int, i
                 position = int(different[0])
                 gap = float((a[position] - b[position]).abs().max())
                 raise LoadError(
-                    f"model.numerics reference does not hold on this machine: {output} of sequence {i} at position {position} "
-                    f"depends on its batch (difference {gap:.1e}); serve with numerics default, or set cluster.worker_threads "
-                    "to 1 and start with MKL_CBWR=COMPATIBLE in the environment"
+                    f"model.numerics reference does not hold on this machine: {output} of sequence {i} at position "
+                    f"{position} depends on its batch (difference {gap:.1e}); serve with numerics default, or set "
+                    "cluster.worker_threads to 1 and start with MKL_CBWR=COMPATIBLE in the environment"
                 )

@@ -27,7 +27,9 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 
 
 @pytest.fixture(scope="module", params=["demo", *tiny.SHAPES])
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor, Tensor, Tensor]:
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Tensor, Tensor, Tensor]:
     """Checkpoint, token ids [T], transformers' logits [T, V], and the oracle's MTP logits [T − 1, V]."""
     if request.param == "demo":
         path = demo_checkpoint()
@@ -43,9 +45,12 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize(
-    ("chunk", "numerics"), [*((chunk, "default") for chunk in CHUNKS), (1, "reference"), (9, "reference"), (LENGTH, "reference")]
+    ("chunk", "numerics"),
+    [*((chunk, "default") for chunk in CHUNKS), (1, "reference"), (9, "reference"), (LENGTH, "reference")],
 )
-def test_logits_do_not_depend_on_how_a_prompt_is_cut(subject: tuple[Path, Tensor, Tensor, Tensor], chunk: int, numerics: str) -> None:
+def test_logits_do_not_depend_on_how_a_prompt_is_cut(
+    subject: tuple[Path, Tensor, Tensor, Tensor], chunk: int, numerics: str
+) -> None:
     path, ids, logits, mtp_logits = subject
     model, ops = load_model(path, numerics)
     (trace,) = trace_sequences(model, ops, [ids.tolist()], lambda _: chunk)
@@ -77,7 +82,9 @@ def test_sharded_checkpoint_gives_the_same_logits(tmp_path: Path) -> None:
 
 
 def test_bfloat16_stays_near_float32() -> None:
-    text = "".join(json.loads(line)["prompt"] for line in (demo_checkpoint() / "heldout.jsonl").read_text().splitlines()[:4])
+    text = "".join(
+        json.loads(line)["prompt"] for line in (demo_checkpoint() / "heldout.jsonl").read_text().splitlines()[:4]
+    )
     ids = Tokenizer.from_file(str(demo_checkpoint() / "tokenizer.json")).encode(text).ids[:120]
     exact, rounded = (
         trace_sequences(*load_model(demo_checkpoint(), dtype=dtype), [ids], lambda _: 7)[0].logits

@@ -48,7 +48,9 @@ class Driver:
         self.next_epoch = 1 + max(worker._epochs)
         pools = worker.rank.pools
         self.free_slots = list(range(1, pools.sizes.num_slots + 1))
-        self.free_pages = {group: list(range(1, n + 1)) for group, n in zip(pools.tables, pools.sizes.num_pages, strict=True)}
+        self.free_pages = {
+            group: list(range(1, n + 1)) for group, n in zip(pools.tables, pools.sizes.num_pages, strict=True)
+        }
         self.new: list[NewSequence] = []
         self.left: list[int] = []
         self.live: list[Live] = []
@@ -129,7 +131,7 @@ class Driver:
         budget: int = VERIFY_EVERYTHING,
         slack: int = 0,
     ) -> StepPlan:
-        """A step of `members`; chunks: prompt tokens by slot (default: all that is left); slack loosens max_committed."""
+        """A step of `members`. chunks: prompt tokens by slot (default: all left); slack loosens max_committed."""
         known = []
         for live in members:
             left = len(live.prompt) - live.fed
@@ -144,7 +146,9 @@ class Driver:
             epochs=tuple(live.epoch for live in members),
             num_known=tuple(known),
             num_drafts=tuple(live.waiting if live.decoding else 0 for live in members),
-            samples=tuple(live.decoding or live.fed + k == len(live.prompt) for live, k in zip(members, known, strict=True)),
+            samples=tuple(
+                live.decoding or live.fed + k == len(live.prompt) for live, k in zip(members, known, strict=True)
+            ),
             max_committed=tuple(live.committed + (slack if live.decoding else 0) for live in members),
             gamma=gamma,
             verify_budget=budget,

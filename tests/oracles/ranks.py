@@ -53,7 +53,9 @@ def load_worker(
     return Worker.load(
         WorkerSettings(
             model=ModelSettings(path=path or demo_checkpoint(), numerics=numerics, dtype=dtype),  # type: ignore[arg-type]
-            cache=CacheSettings(memory_mib=512, page_size=page_size, max_running=max_running, max_model_len=max_model_len),
+            cache=CacheSettings(
+                memory_mib=512, page_size=page_size, max_running=max_running, max_model_len=max_model_len
+            ),
             speculation=SpeculationSettings(hidden_window=hidden_window),
             max_step_tokens=512,
             threads=1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from state.layout import PagedKVSpec
@@ -20,7 +21,14 @@ class GatedAttention:
     """
 
     def __init__(
-        self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], prefix: str, layer: int, group: str, ops: Ops, rotary: Rotary
+        self,
+        config: Qwen3NextConfig,
+        weights: Mapping[str, Tensor],
+        prefix: str,
+        layer: int,
+        group: str,
+        ops: Ops,
+        rotary: Rotary,
     ) -> None:
         self._layer, self._group, self._ops, self._rotary = layer, group, ops, rotary
         self._head_dim, self._eps = config.head_dim, config.rms_norm_eps
@@ -33,11 +41,13 @@ class GatedAttention:
         self._widths = [q_width, q_width, kv_width, kv_width]
 
     def state_spec(self, dtype: str) -> PagedKVSpec:
-        return PagedKVSpec(group=self._group, num_kv_heads=self._widths[2] // self._head_dim, head_dim=self._head_dim, dtype=dtype)
+        return PagedKVSpec(
+            group=self._group, num_kv_heads=self._widths[2] // self._head_dim, head_dim=self._head_dim, dtype=dtype
+        )
 
     def __call__(self, x_ND: Tensor, ctx: PassContext) -> Tensor:
         rows = x_ND.shape[0]
-        q, gate, k, v = self._ops.linear(x_ND, self._in_proj).split(self._widths, -1)
+        q, gate, k, v = torch.split(self._ops.linear(x_ND, self._in_proj), self._widths, -1)
         q_NQK = rms_norm(q.reshape(rows, -1, self._head_dim), self._q_norm, self._eps, offset=1.0)
         k_NGK = rms_norm(k.reshape(rows, -1, self._head_dim), self._k_norm, self._eps, offset=1.0)
         q_NQK = self._rotary.rotate(q_NQK, ctx.angles)

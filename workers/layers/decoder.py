@@ -17,7 +17,7 @@ from workers.ops.shared import Rotary, rms_norm
 
 
 class DecoderLayer:
-    """`layer` numbers the state it owns. `attends` chooses gated attention over Gated DeltaNet; `dense` SwiGLU over experts."""
+    """`layer` numbers the state it owns. `attends`: gated attention or Gated DeltaNet. `dense`: SwiGLU or experts."""
 
     def __init__(
         self,
@@ -39,7 +39,9 @@ class DecoderLayer:
             self._mixer = GatedAttention(config, weights, f"{prefix}mixer.", layer, group, ops, rotary)
         else:
             self._mixer = GatedDeltaNet(config, weights, f"{prefix}mixer.", layer, ops)
-        self._feed_forward = SwiGLU(weights, f"{prefix}mlp.", ops) if dense else MixtureOfExperts(config, weights, f"{prefix}mlp.", ops)
+        self._feed_forward = (
+            SwiGLU(weights, f"{prefix}mlp.", ops) if dense else MixtureOfExperts(config, weights, f"{prefix}mlp.", ops)
+        )
 
     def state_specs(self, dtype: str) -> tuple[StateSpec, ...]:
         if isinstance(self._mixer, GatedAttention):

@@ -19,7 +19,7 @@ from workers.ops.shared import Rotary, rms_norm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """What a pass yields per flat row [N, D]: one tensor for the output head, one for the drafter. Equal in this family."""
+    """What a pass yields per flat row, [N, D]: for the output head and for the drafter. Equal in this family."""
 
     for_logits: Tensor
     for_draft: Tensor
@@ -31,7 +31,9 @@ class Qwen3Next:
     `weights` maps our parameter names to tensors; see qwen3_next_table. `max_length` bounds positions.
     """
 
-    def __init__(self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], ops: Ops, *, max_length: int, drafts: bool) -> None:
+    def __init__(
+        self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], ops: Ops, *, max_length: int, drafts: bool
+    ) -> None:
         self.config = config
         self._ops, self._eps = ops, config.rms_norm_eps
         self._embed = weights["embed.weight"]
@@ -86,8 +88,9 @@ class Qwen3Next:
 
 
 class MtpModule:
-    """h'_p = norm(layer(fc [norm(embed(x_{p+1})); norm(h_p)])), DeepSeek-V3 (2412.19437) eq. 21 with one gated-attention
-    layer. Chained: a step's output is the next step's h. Its KV is a cache group of its own, one entry per position."""
+    """h'_p = norm(layer(fc [norm(embed(x_{p+1})); norm(h_p)])), DeepSeek-V3 (2412.19437) eq. 21 with one layer of gated
+    attention. Chained: a step's output is the next step's h. Its KV, one entry a position, is a cache group of its
+    own."""
 
     def __init__(self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], ops: Ops, rotary: Rotary) -> None:
         self._ops, self._eps = ops, config.rms_norm_eps
