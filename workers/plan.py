@@ -86,6 +86,7 @@ class StepPlan:
     gamma: drafts to draw at the end of the step for every sequence that samples.
     verify_budget: K, the most draft rows of the whole step; from the past only.
     feed_drafter: run the drafter over this step's rows; False under `off`, where hidden states wait in their window.
+    report_margins: tell how clear each emitted token was to the target; costs a search of the logits and their read.
     """
 
     step_id: int
@@ -101,6 +102,7 @@ class StepPlan:
     gamma: int = 0
     verify_budget: int = VERIFY_EVERYTHING
     feed_drafter: bool = True
+    report_margins: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -126,6 +128,8 @@ class StepResult:
     emitted: new tokens per sequence, clipped at EOS, stop ids and max_tokens.
     drafted: the drafts that waited for each sequence at the start of the step.
     num_accepted: drafts that stood before clipping.
+    margins: () unless the plan asks for them; then, per sequence and emitted token, by how much the largest logit of its
+        row of the target pass led the second largest, before temperature. Exact in float32.
     """
 
     step_id: int
@@ -134,6 +138,7 @@ class StepResult:
     drafted: tuple[tuple[int, ...], ...]
     num_admitted: tuple[int, ...]
     num_accepted: tuple[int, ...]
+    margins: tuple[tuple[float, ...], ...] = ()
     timings: StepTimings = field(default_factory=StepTimings)
 
 

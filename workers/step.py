@@ -73,7 +73,9 @@ class Worker:
         clock = [time.perf_counter()]
         self._enter_and_leave(plan)
         if not plan.slots:
-            return StepResult(step_id=plan.step_id, epoch=plan.epoch, emitted=(), drafted=(), num_admitted=(), num_accepted=())
+            return StepResult(
+                step_id=plan.step_id, epoch=plan.epoch, emitted=(), drafted=(), num_admitted=(), num_accepted=()
+            )
         rank = self.rank
         columns = rank.inputs.stage(plan)
         admitted_B = admit_on_device(
@@ -103,7 +105,8 @@ class Worker:
 
         if rank.proposer is not None:
             rank.proposer.observe(
-                Observation(batch=batch, slots=plan.slots, hidden_ND=hidden.for_draft, committed_B=committed_B), feed=plan.feed_drafter
+                Observation(batch=batch, slots=plan.slots, hidden_ND=hidden.for_draft, committed_B=committed_B),
+                feed=plan.feed_drafter,
             )
             if window is not None and plan.gamma:
                 rank.proposer.propose(
@@ -117,7 +120,11 @@ class Worker:
                         max_length=batch.max_length + 1,
                     )
                 )
-        result = self._read_back(plan, window, verdict, emitted_S, clock) if window else self._nothing_emitted(plan, clock)
+        if window is not None and logits_RV is not None:
+            margins_SW = self._margins(window, logits_RV) if plan.report_margins else None
+            result = self._read_back(plan, window, verdict, emitted_S, margins_SW, clock)
+        else:
+            result = self._nothing_emitted(plan, clock)
         if rank.proposer is not None:
             rank.proposer.accept(plan.num_drafts, result.num_accepted)
         return result
@@ -170,7 +177,9 @@ class Worker:
         first_index_S = batch.committed_B.index_select(0, columns_S) + known_S
         width = 1 + max(plan.num_drafts[i] for i in sampling)
         log = self.rank.pools.token_log
-        index_SG = slots_S[:, None] * log.shape[1] + first_index_S[:, None] + torch.arange(width - 1, device=slots_S.device)
+        index_SG = (
+            slots_S[:, None] * log.shape[1] + first_index_S[:, None] + torch.arange(width - 1, device=slots_S.device)
+        )
         return Window(
             columns=sampling,
             slots=slots,
@@ -198,7 +207,7 @@ class Worker:
         return self.rank.model.forward(ids_N, ctx)
 
     def _window_logits(self, window: Window, hidden_ND: Tensor) -> Tensor:
-        """Logits of every cell of the window, [S · W (padded), V]; cells beyond the admitted drafts repeat the last one."""
+        """Logits of every cell of the window, [S · W (padded), V]; cells beyond the admitted drafts repeat the last."""
         cell_W = torch.arange(window.width, device=hidden_ND.device)
         rows_SW = window.first_row_S[:, None] + torch.minimum(cell_W, window.num_drafts_S[:, None])
         return self.rank.model.logits(pad_rows(hidden_ND.index_select(0, rows_SW.view(-1)), self.rank.ops.row_multiple))
@@ -233,7 +242,9 @@ class Worker:
         registers = self.rank.registers
         emitted_S = window.first_index_S - self.rank.pools.prompt_len.index_select(0, window.slots_S)
         room_S = registers.max_tokens.index_select(0, window.slots_S) - emitted_S
-        return clip_emitted(verdict.tokens_BW, verdict.num_emitted_B, registers.stop_ids.index_select(0, window.slots_S), room_S)
+        return clip_emitted(
+            verdict.tokens_BW, verdict.num_emitted_B, registers.stop_ids.index_select(0, window.slots_S), room_S
+        )
 
     def _log_emitted(self, window: Window, verdict: Verdict) -> None:
         """Emitted tokens replace the drafts in the log. Cells beyond them stay unread; 0 keeps them valid ids."""
@@ -242,26 +253,47 @@ class Worker:
         index_SW = window.slots_S[:, None] * log.shape[1] + window.first_index_S[:, None] + cell_W
         log.view(-1).index_copy_(0, index_SW.view(-1), verdict.tokens_BW.clamp(min=0).view(-1).to(log.dtype))
 
-    def _read_back(self, plan: StepPlan, window: Window, verdict: Verdict, emitted_S: Tensor, clock: list[float]) -> StepResult:
+    def _margins(self, window: Window, logits_RV: Tensor) -> Tensor:
+        """By how much the largest logit of each cell leads the second, float32 [S, W]."""
+        shape = (len(window.slots), window.width)
+        top_R2 = logits_RV[: shape[0] * shape[1]].float().topk(2).values
+        return (top_R2[:, 0] - top_R2[:, 1]).view(shape)
+
+    def _read_back(
+        self,
+        plan: StepPlan,
+        window: Window,
+        verdict: Verdict,
+        emitted_S: Tensor,
+        margins_SW: Tensor | None,
+        clock: list[float],
+    ) -> StepResult:
         """The step's one read from the device."""
-        packed = torch.cat(
-            [
-                emitted_S[:, None],
-                verdict.num_accepted_B[:, None],
-                window.num_drafts_S[:, None],
-                verdict.tokens_BW,
-                window.drafts_SG,
-            ],
-            1,
-        ).tolist()
+        parts = [
+            emitted_S[:, None],
+            verdict.num_accepted_B[:, None],
+            window.num_drafts_S[:, None],
+            verdict.tokens_BW,
+            window.drafts_SG,
+        ]
+        if margins_SW is not None:
+            # As bits of float64 they fit between the integers, and there is still but one read.
+            parts.append(margins_SW.to(torch.float64).view(torch.int64))
+        read = torch.cat(parts, 1).cpu()
+        packed = read.tolist()
         clock.append(time.perf_counter())
         emitted: list[tuple[int, ...]] = [()] * len(plan.slots)
         drafted: list[tuple[int, ...]] = [()] * len(plan.slots)
         accepted, admitted = [0] * len(plan.slots), [0] * len(plan.slots)
+        margins: list[tuple[float, ...]] = [()] * len(plan.slots) if plan.report_margins else []
         for column, row in zip(window.columns, packed, strict=True):
             emitted[column] = tuple(row[3 : 3 + row[0]])
             drafted[column] = tuple(row[3 + window.width : 3 + window.width + plan.num_drafts[column]])
             accepted[column], admitted[column] = row[1], row[2]
+        if margins_SW is not None:
+            leads = read[:, -window.width :].view(torch.float64).tolist()
+            for column, row in zip(window.columns, leads, strict=True):
+                margins[column] = tuple(row[: len(emitted[column])])
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
@@ -269,6 +301,7 @@ class Worker:
             drafted=tuple(drafted),
             num_admitted=tuple(admitted),
             num_accepted=tuple(accepted),
+            margins=tuple(margins),
             timings=_timings(clock),
         )
 
@@ -283,6 +316,7 @@ class Worker:
             drafted=tuple(nothing),
             num_admitted=zeros,
             num_accepted=zeros,
+            margins=tuple(nothing) if plan.report_margins else (),
             timings=_timings(clock),
         )
 
@@ -291,5 +325,9 @@ def _timings(clock: Sequence[float]) -> StepTimings:
     """On GPUs work is queued and these are times of launching, but for the last, which waits."""
     begin, target, verified, committed, end = clock
     return StepTimings(
-        total_s=end - begin, target_s=target - begin, verify_s=verified - target, commit_s=committed - verified, draft_s=end - committed
+        total_s=end - begin,
+        target_s=target - begin,
+        verify_s=verified - target,
+        commit_s=committed - verified,
+        draft_s=end - committed,
     )

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from workers.plan import NewSequence
 from workers.sampling.processors import RowParams
-
-NO_TOKEN = -1
+from workers.sampling.randomness import signed_seed
+from workers.sampling.verify import NO_TOKEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class SamplingRegisters:
         put(self.top_k, [s.top_k for s in sequences])
         put(self.top_p, [s.top_p for s in sequences])
         put(self.min_p, [s.min_p for s in sequences])
-        put(self.seed, [s.seed - (1 << 64) if s.seed >= 1 << 63 else s.seed for s in sequences])
+        put(self.seed, [signed_seed(s.seed) for s in sequences])
         put(self.coupled, [s.coupled for s in sequences])
         put(self.uid, [s.uid for s in sequences])
         put(self.max_tokens, [s.max_tokens for s in sequences])
