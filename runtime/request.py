@@ -77,11 +77,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One target pass of one sequence: what was drafted, how many drafts stood, what was emitted after clipping."""
+    """One target pass of one sequence: what was drafted, how many drafts stood, what was emitted after clipping.
+
+    margins: one per emitted token, by how much the target's largest logit led the second largest there; empty where the
+        worker was not asked. A small one marks a near tie, which rounding decides.
+    """
 
     drafted: tuple[int, ...]
     accepted: int
     emitted: tuple[int, ...]
+    margins: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

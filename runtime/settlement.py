@@ -3,7 +3,7 @@ or link."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from runtime.events import TokenEvent
@@ -24,6 +24,7 @@ class Outcome:
     num_admitted: int
     num_accepted: int
     emitted: tuple[int, ...]
+    margins: tuple[float, ...] = ()
 
 
 def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
@@ -32,7 +33,9 @@ def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
         raise StalePlan(
             f"step {plan.step_id} of epoch {plan.epoch} was answered by step {result.step_id} of epoch {result.epoch}"
         )
-    columns = (result.emitted, result.drafted, result.num_admitted, result.num_accepted)
+    columns: list[Sequence[object]] = [result.emitted, result.drafted, result.num_admitted, result.num_accepted]
+    if plan.report_margins:
+        columns.append(result.margins)
     if any(len(column) != len(plan.slots) for column in columns):
         lengths = [len(column) for column in columns]
         raise StalePlan(f"step {plan.step_id} has {len(plan.slots)} sequences, its result {lengths}")
@@ -47,6 +50,7 @@ def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
             num_admitted=result.num_admitted[i],
             num_accepted=result.num_accepted[i],
             emitted=result.emitted[i],
+            margins=result.margins[i] if plan.report_margins else (),
         )
         for i in range(len(plan.slots))
     )
@@ -57,7 +61,8 @@ def settle(request: Request, usage: Usage, outcome: Outcome) -> TokenEvent:
 
     A sequence that goes on needs a verdict if it has stop strings.
 
-    Raises ValueError when counts contradict each other or tokens follow a stop: the worker has clipped already.
+    Raises ValueError when counts contradict each other, margins are missing from a request that reports its rounds, or
+    tokens follow a stop: the worker has clipped already.
     """
     num_trimmed = outcome.num_accepted + 1 - len(outcome.emitted)
     counts_fit = 0 <= outcome.num_accepted <= outcome.num_admitted <= outcome.num_drafts == len(outcome.drafted)
@@ -79,14 +84,26 @@ def settle(request: Request, usage: Usage, outcome: Outcome) -> TokenEvent:
     finish = finish_of(request.stopping, outcome.emitted, usage.completion)
     if finish is None and num_trimmed:
         raise ValueError(f"request {request.uid}: {num_trimmed} tokens were cut off and nothing ended it")
-    the_round = Round(drafted=outcome.drafted, accepted=outcome.num_accepted, emitted=outcome.emitted)
     return TokenEvent(
         uid=request.uid,
         tokens=outcome.emitted,
         usage=usage,
-        rounds=(the_round,) if request.report_rounds else (),
+        rounds=(_round_of(request, outcome),) if request.report_rounds else (),
         finish=finish,
         needs_verdict=finish is None and bool(request.stopping.stop_strings),
+    )
+
+
+def _round_of(request: Request, outcome: Outcome) -> Round:
+    if len(outcome.margins) != len(outcome.emitted):
+        raise ValueError(
+            f"request {request.uid}: {len(outcome.margins)} margins for {len(outcome.emitted)} emitted tokens"
+        )
+    return Round(
+        drafted=outcome.drafted,
+        accepted=outcome.num_accepted,
+        emitted=outcome.emitted,
+        margins=outcome.margins,
     )
 
 

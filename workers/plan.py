@@ -128,8 +128,8 @@ class StepResult:
     emitted: new tokens per sequence, clipped at EOS, stop ids and max_tokens.
     drafted: the drafts that waited for each sequence at the start of the step.
     num_accepted: drafts that stood before clipping.
-    margins: () unless the plan asks for them; then, per sequence and emitted token, by how much the largest logit of its
-        row of the target pass led the second largest, before temperature. Exact in float32.
+    margins: () unless the plan asks for them; then, per sequence and emitted token, by how much the largest logit of
+        its target row led the second largest, before temperature. Exact in float32.
     """
 
     step_id: int

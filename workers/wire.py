@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
@@ -24,6 +25,8 @@ from workers.plan import (
     WorkerError,
     WorkerLost,
 )
+
+_T = TypeVar("_T")
 
 _DESCRIPTION = TypeAdapter(WorkerDescription)
 _ERRORS: dict[str, type[WorkerError]] = {error.__name__: error for error in (StalePlan, LoadError)}
@@ -44,6 +47,7 @@ def plan_to_wire(plan: StepPlan) -> wire.StepPlan:
         gamma=plan.gamma,
         verify_budget=plan.verify_budget,
         feed_drafter=plan.feed_drafter,
+        report_margins=plan.report_margins,
     )
 
 
@@ -62,6 +66,7 @@ def plan_from_wire(message: wire.StepPlan) -> StepPlan:
         gamma=message.gamma,
         verify_budget=message.verify_budget,
         feed_drafter=message.feed_drafter,
+        report_margins=message.report_margins,
     )
 
 
@@ -77,6 +82,7 @@ def result_to_wire(result: StepResult, plan: StepPlan) -> wire.StepResult:
         num_accepted=result.num_accepted,
         emitted=chain.from_iterable(result.emitted),
         drafted=chain.from_iterable(result.drafted),
+        margins=chain.from_iterable(result.margins),
         total_s=timings.total_s,
         target_s=timings.target_s,
         verify_s=timings.verify_s,
@@ -96,6 +102,8 @@ def result_from_wire(message: wire.StepResult, plan: StepPlan) -> StepResult:
         )
     if len(message.emitted) != sum(message.num_emitted) or len(message.drafted) != sum(plan.num_drafts):
         raise ValueError(f"step {plan.step_id}: the flattened tokens do not fit their counts")
+    if len(message.margins) != (len(message.emitted) if plan.report_margins else 0):
+        raise ValueError(f"step {plan.step_id}: {len(message.margins)} margins for {len(message.emitted)} tokens")
     result = StepResult(
         step_id=message.step_id,
         epoch=message.epoch,
@@ -103,6 +111,7 @@ def result_from_wire(message: wire.StepResult, plan: StepPlan) -> StepResult:
         drafted=_split(message.drafted, plan.num_drafts),
         num_admitted=tuple(message.num_admitted),
         num_accepted=tuple(message.num_accepted),
+        margins=_split(message.margins, message.num_emitted) if plan.report_margins else (),
         timings=StepTimings(
             total_s=message.total_s,
             target_s=message.target_s,
@@ -196,13 +205,16 @@ def _check_columns(result: StepResult, plan: StepPlan) -> None:
     drafted = tuple(len(tokens) for tokens in result.drafted)
     if drafted != plan.num_drafts:
         raise ValueError(f"step {plan.step_id}: the plan counts {plan.num_drafts} waiting drafts, the rank {drafted}")
+    expected = tuple(len(tokens) for tokens in result.emitted) if plan.report_margins else ()
+    if tuple(len(margins) for margins in result.margins) != expected:
+        raise ValueError(f"step {plan.step_id}: the margins do not fit the emitted tokens, or were not asked for")
 
 
-def _split(flat: Iterable[int], counts: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    tokens = tuple(flat)
-    parts: list[tuple[int, ...]] = []
+def _split(flat: Iterable[_T], counts: Iterable[int]) -> tuple[tuple[_T, ...], ...]:
+    entries = tuple(flat)
+    parts: list[tuple[_T, ...]] = []
     start = 0
     for count in counts:
-        parts.append(tokens[start : start + count])
+        parts.append(entries[start : start + count])
         start += count
     return tuple(parts)

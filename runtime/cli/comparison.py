@@ -9,8 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from runtime.request import Round
+
+_T = TypeVar("_T")
+
+TIE_MARGINS = {"float32": 1e-3, "bfloat16": 1.0}
+"""By dtype: a lead of one logit over the next that rounding can turn. Feeding the demo model in other chunks moves its
+logits by up to 2e-5 in float32, and by up to 0.9 in bfloat16, where rounding also sends tokens to other experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +60,27 @@ class PolicyRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where two runs part: prompt and position count from 0; None for a token means the stream had ended."""
+    """Where two runs part: prompt and position count from 0; None for a token means the stream had ended.
+
+    margin: lead of the baseline's token over the next, in logits; None where the baseline had ended or did not report.
+    """
 
     prompt: int
     position: int
     expected: int | None
     found: int | None
+    margin: float | None
+
+    def is_tie(self, dtype: str) -> bool:
+        """Whether rounding can explain it: both runs chose a token, and the baseline's choice was a near tie."""
+        return self.found is not None and self.margin is not None and self.margin < TIE_MARGINS[dtype]
+
+    def explain(self, dtype: str) -> str:
+        """One line for readers: where, which tokens, by what logit gap, and whether it looks like a tie or a fault."""
+        expected, found = ("the end" if token is None else f"token {token}" for token in (self.expected, self.found))
+        gap = "no logit gap" if self.margin is None else f"logit gap {self.margin:.2g}"
+        cause = "a tie that rounding decided" if self.is_tie(dtype) else "a fault, not rounding"
+        return f"prompt {self.prompt}, position {self.position}: {expected} became {found}; {gap}: looks like {cause}"
 
 
 def first_difference(baseline: PolicyRun, other: PolicyRun) -> Difference | None:
@@ -67,7 +89,11 @@ def first_difference(baseline: PolicyRun, other: PolicyRun) -> Difference | None
         if left.tokens != right.tokens:
             position = _parting(left.tokens, right.tokens)
             return Difference(
-                prompt=prompt, position=position, expected=_at(left.tokens, position), found=_at(right.tokens, position)
+                prompt=prompt,
+                position=position,
+                expected=_at(left.tokens, position),
+                found=_at(right.tokens, position),
+                margin=_at([margin for round_ in left.rounds for margin in round_.margins], position),
             )
     return None
 
@@ -79,5 +105,5 @@ def _parting(left: Sequence[int], right: Sequence[int]) -> int:
     return min(len(left), len(right))
 
 
-def _at(tokens: Sequence[int], position: int) -> int | None:
-    return tokens[position] if position < len(tokens) else None
+def _at(entries: Sequence[_T], position: int) -> _T | None:
+    return entries[position] if position < len(entries) else None

@@ -72,6 +72,8 @@ async def _show(deployment: Deployment, settings: ServeSettings, num_prompts: in
         OUT.print(f"\n\n[bold]speculation compared[/]: {num_prompts} held-out prompts, {max_tokens} greedy tokens each")
         runs = [await _run_policy(client, gamma, texts, max_tokens) for gamma in COMPARED_GAMMAS]
     OUT.print(comparison_table(runs))
+    for line in difference_lines(runs, deployment.description.dtype):
+        OUT.print(escape(line))
 
 
 async def _run_policy(client: OutriderClient, gamma: int | None, prompts: list[str], max_tokens: int) -> PolicyRun:
@@ -120,14 +122,12 @@ def comparison_table(runs: list[PolicyRun]) -> Table:
             f"{policy_run.tokens_per_s:.1f}",
             "–" if per_pass is None else f"{per_pass:.2f}",
             " ".join(f"{rate:.2f}" for rate in policy_run.acceptance_by_position) or "–",
-            "baseline" if number == 0 else escape(_verdict(runs[0], policy_run)),
+            "baseline" if number == 0 else "no" if first_difference(runs[0], policy_run) else "yes",
         )
     return table
 
 
-def _verdict(baseline: PolicyRun, other: PolicyRun) -> str:
-    difference = first_difference(baseline, other)
-    if difference is None:
-        return "yes"
-    where = f"prompt {difference.prompt}, position {difference.position}"
-    return f"no: {where}: {difference.expected} became {difference.found}"
+def difference_lines(runs: list[PolicyRun], dtype: str) -> list[str]:
+    """One line per run whose output is not the first one's. dtype: that of weights and activations."""
+    differences = [(other.policy, first_difference(runs[0], other)) for other in runs[1:]]
+    return [f"{policy} differs at {found.explain(dtype)}" for policy, found in differences if found is not None]

@@ -112,6 +112,7 @@ def rounds_of(frame: inference_pb2.GenerateResponse) -> list[Round]:
             drafted=tuple(message.drafted_token_ids),
             accepted=message.accepted,
             emitted=tuple(message.emitted_token_ids),
+            margins=tuple(message.emitted_margins),
         )
         for message in frame.rounds
     ]

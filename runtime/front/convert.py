@@ -276,7 +276,12 @@ def finish_message(finish: Finish) -> inference_pb2.Finish:
 
 
 def round_message(one: Round) -> types_pb2.Round:
-    return types_pb2.Round(drafted_token_ids=one.drafted, accepted=one.accepted, emitted_token_ids=one.emitted)
+    return types_pb2.Round(
+        drafted_token_ids=one.drafted,
+        accepted=one.accepted,
+        emitted_token_ids=one.emitted,
+        emitted_margins=one.margins,
+    )
 
 
 def model_message(description: WorkerDescription, name: str, version: str) -> inference_pb2.GetModelResponse:

@@ -51,6 +51,8 @@ class Scheduler:
         self._gamma_max = gamma_max
         # Insertion order is service order: a decode that ran goes to the back, prefills stay in order of admission.
         self._running: dict[int, RunningSequence] = {}
+        # Those among them whose requests report their rounds.
+        self._reporting: set[int] = set()
         self._released_slots: list[int] = []
 
     @property
@@ -93,6 +95,9 @@ class Scheduler:
         for sequence in decodes:
             self._running[sequence.uid] = self._running.pop(sequence.uid)
         scheduled = decodes + prefills
+        samples = (True,) * len(decodes) + tuple(
+            chunk == sequence.num_prompt_left for sequence, chunk in zip(prefills, shares.chunks, strict=True)
+        )
         plan = StepPlan(
             step_id=self.next_step_id,
             epoch=self.worker_epoch,
@@ -102,12 +107,15 @@ class Scheduler:
             epochs=tuple(sequence.epoch for sequence in scheduled),
             num_known=(1,) * len(decodes) + shares.chunks,
             num_drafts=tuple(0 if sequence.is_prefilling else sequence.num_waiting_drafts for sequence in scheduled),
-            samples=(True,) * len(decodes)
-            + tuple(chunk == sequence.num_prompt_left for sequence, chunk in zip(prefills, shares.chunks, strict=True)),
+            samples=samples,
             max_committed=tuple(sequence.committed_len for sequence in scheduled),
             gamma=speculation.gamma,
             verify_budget=speculation.verify_budget,
             feed_drafter=speculation.feed_drafter,
+            report_margins=any(
+                sampling and sequence.uid in self._reporting
+                for sequence, sampling in zip(scheduled, samples, strict=True)
+            ),
         )
         self._released_slots.clear()
         self.next_step_id += 1
@@ -117,6 +125,7 @@ class Scheduler:
         """Lets go of a running sequence. Its slot and pages are free at once: whoever gets them enters with a plan
         later than all that name this sequence."""
         del self._running[uid]
+        self._reporting.discard(uid)
         self._released_slots.append(self.ledger.close(uid).slot)
 
     def _admit(self) -> list[NewSequence]:
@@ -125,6 +134,8 @@ class Scheduler:
             request = self.queue.remove(head.uid)
             sequence = self.ledger.open(request.uid, request.prompt, self._reservation(request))
             self._running[request.uid] = sequence
+            if request.report_rounds:
+                self._reporting.add(request.uid)
             admitted.append(_new_sequence(request, sequence))
         return admitted
 

@@ -91,6 +91,6 @@ def _cut_rounds(rounds: tuple[Round, ...], kept: int) -> tuple[Round, ...]:
     for one in rounds:
         if kept <= 0:
             break
-        left.append(replace(one, emitted=one.emitted[:kept]))
+        left.append(replace(one, emitted=one.emitted[:kept], margins=one.margins[:kept]))
         kept -= len(one.emitted)
     return tuple(left)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.cli.comparison import Completion, Difference, PolicyRun, first_difference
+from runtime.cli.comparison import TIE_MARGINS, Completion, Difference, PolicyRun, first_difference
+from runtime.cli.demo import comparison_table, difference_lines
 from runtime.request import Round
 
 
@@ -12,9 +13,18 @@ def rounds(*triples: tuple[tuple[int, ...], int, tuple[int, ...]]) -> tuple[Roun
     return tuple(Round(drafted=drafted, accepted=accepted, emitted=emitted) for drafted, accepted, emitted in triples)
 
 
+def one_round(tokens: tuple[int, ...]) -> Round:
+    """Emits everything at once; the margin of a token is a quarter of its id."""
+    return Round(drafted=(), accepted=0, emitted=tokens, margins=tuple(token / 4 for token in tokens))
+
+
 def run_of(*token_streams: tuple[int, ...]) -> PolicyRun:
     return PolicyRun(
-        policy="x", completions=tuple(Completion(tokens=tokens, rounds=(), seconds=1.0) for tokens in token_streams)
+        policy="x",
+        completions=tuple(
+            Completion(tokens=tokens, rounds=(one_round(tokens[:1]), one_round(tokens[1:])), seconds=1.0)
+            for tokens in token_streams
+        ),
     )
 
 
@@ -53,14 +63,44 @@ def test_equal_streams_have_no_difference():
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        (run_of((1, 9, 3), (4,)), Difference(prompt=0, position=1, expected=2, found=9)),
-        (run_of((1, 2, 3), (5,)), Difference(prompt=1, position=0, expected=4, found=5)),
-        (run_of((1, 2), (4,)), Difference(prompt=0, position=2, expected=3, found=None)),
-        (run_of((1, 2, 3), (4, 7)), Difference(prompt=1, position=1, expected=None, found=7)),
+        (run_of((1, 9, 3), (4,)), Difference(prompt=0, position=1, expected=2, found=9, margin=0.5)),
+        (run_of((1, 2, 3), (5,)), Difference(prompt=1, position=0, expected=4, found=5, margin=1.0)),
+        (run_of((1, 2), (4,)), Difference(prompt=0, position=2, expected=3, found=None, margin=0.75)),
+        (run_of((1, 2, 3), (4, 7)), Difference(prompt=1, position=1, expected=None, found=7, margin=None)),
     ],
 )
-def test_a_difference_names_prompt_position_and_both_tokens(other, difference):
+def test_a_difference_names_prompt_position_both_tokens_and_the_margin_of_the_baseline(other, difference):
     assert first_difference(run_of((1, 2, 3), (4,)), other) == difference
+
+
+def difference(*, found: int | None = 9, margin: float | None) -> Difference:
+    return Difference(prompt=3, position=17, expected=2, found=found, margin=margin)
+
+
+@pytest.mark.parametrize("dtype", sorted(TIE_MARGINS))
+def test_a_narrow_gap_looks_like_a_tie_and_a_wide_one_like_a_fault(dtype):
+    narrow, wide = TIE_MARGINS[dtype] / 2, TIE_MARGINS[dtype] * 2
+    assert difference(margin=narrow).explain(dtype) == (
+        f"prompt 3, position 17: token 2 became token 9; logit gap {narrow:.2g}: looks like a tie that rounding decided"
+    )
+    assert difference(margin=wide).explain(dtype).endswith(f"logit gap {wide:.2g}: looks like a fault, not rounding")
+
+
+def test_a_stream_that_ended_early_is_a_fault_however_narrow_the_gap():
+    early = difference(found=None, margin=0.0)
+    assert early.explain("float32").endswith("became the end; logit gap 0: looks like a fault, not rounding")
+
+
+def test_without_a_gap_nothing_speaks_for_a_tie():
+    assert difference(margin=None).explain("float32").endswith("no logit gap: looks like a fault, not rounding")
+
+
+def test_the_demo_says_yes_or_no_in_the_table_and_explains_each_no_below_it():
+    runs = [run_of((1, 2)), run_of((1, 2)), run_of((1, 3))]
+    *_, verdicts = comparison_table(runs).columns
+    assert list(verdicts.cells) == ["baseline", "yes", "no"]
+    (line,) = difference_lines(runs, "float32")
+    assert line == f"x differs at {first_difference(runs[0], runs[2]).explain('float32')}"
 
 
 def test_runs_over_different_prompts_are_not_compared():

@@ -85,6 +85,7 @@ class CountingWorker:
             drafted=tuple(drafted for _, drafted, _ in rows),
             num_admitted=plan.num_drafts,
             num_accepted=tuple(accepted for _, _, accepted in rows),
+            margins=tuple((1.0,) * len(emitted) for emitted, _, _ in rows) if plan.report_margins else (),
         )
 
     def _advance(self, plan: StepPlan, row: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:

@@ -37,6 +37,11 @@ DESCRIPTION = WorkerDescription(
 )
 
 
+def margin_of(position: int) -> float:
+    """The logit gap reported at an output position: exact in float32 and another at every position."""
+    return 0.5 + position
+
+
 @dataclass(slots=True)
 class _Live:
     request: Request
@@ -155,6 +160,7 @@ class FakeEngine:
             num_admitted=len(run) - 1,
             num_accepted=len(run) - 1,
             emitted=tuple(run[:kept]),
+            margins=tuple(map(margin_of, range(done, done + kept))),
         )
         return settle(live.request, live.usage, outcome)
 

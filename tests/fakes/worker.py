@@ -23,6 +23,11 @@ def true_token(prompt: tuple[int, ...], position: int) -> int:
     return zlib.crc32(repr((prompt, position)).encode()) % VOCAB_SIZE
 
 
+def margin_of(token: int) -> float:
+    """The logit gap of a token, told to plans that ask for it."""
+    return token / 8
+
+
 def true_stream(request: Request) -> tuple[int, ...]:
     """All tokens of a request, stop strings aside."""
     stops = {*request.stopping.eos_token_ids, *request.stopping.stop_token_ids}
@@ -155,6 +160,7 @@ class FakeWorker:
             drafted=tuple(drafted),
             num_admitted=tuple(admitted),
             num_accepted=tuple(accepted),
+            margins=tuple(tuple(map(margin_of, tokens)) for tokens in emitted) if plan.report_margins else (),
             timings=StepTimings(total_s=1.0, target_s=0.5, verify_s=0.25, commit_s=0.125, draft_s=0.125),
         )
 

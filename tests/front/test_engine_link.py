@@ -53,6 +53,7 @@ async def test_tokens_come_with_counts_that_add_up_and_one_end(kind: str) -> Non
     for event in events:
         assert event.usage.completion == event.usage.accepted + event.usage.rounds - event.usage.trimmed
         assert tuple(token for part in event.rounds for token in part.emitted) == event.tokens
+        assert all(len(part.margins) == len(part.emitted) for part in event.rounds)
     last = events[-1].usage
     assert (last.prompt, last.completion, last.seed) == (len(one.prompt), 8, one.sampling.seed)
 

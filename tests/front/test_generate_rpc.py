@@ -10,7 +10,7 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 import pytest
-from fakes.engine import DESCRIPTION
+from fakes.engine import DESCRIPTION, margin_of
 from fakes.front import TOKENIZER, Front, in_loop, request_for, serving, status_of
 
 from configs.load import demo_checkpoint
@@ -96,6 +96,7 @@ async def test_rounds_are_reported_on_request_only() -> None:
         assert [list(one.emitted_token_ids) for one in rounds] == [script[:4], script[4:6]]
         assert [list(one.drafted_token_ids) for one in rounds] == [script[:3], script[4:7]]
         assert [one.accepted for one in rounds] == [3, 3]
+        assert [list(one.emitted_margins) for one in rounds] == [[0.5, 1.5, 2.5, 3.5], [4.5, 5.5]]
         assert frames[-1].usage.trimmed == 2, "two of the second run lie beyond max_tokens"
         for frame in frames:
             emitted = [i for one in frame.rounds for i in one.emitted_token_ids]
@@ -130,6 +131,7 @@ async def test_a_stop_string_inside_a_run_cuts_text_ids_and_usage_together() -> 
         assert TOKENIZER.decode(kept).endswith("return")
         assert last.usage.trimmed == len(script) - len(kept)
         assert list(last.rounds[-1].emitted_token_ids) == kept
+        assert list(last.rounds[-1].emitted_margins) == [margin_of(position) for position in range(len(kept))]
         assert not front.engine.live, "the verdict let go of the sequence"
         assert not front.engine.aborted
 

@@ -130,6 +130,7 @@ class Driver:
         feed: bool | None = None,
         budget: int = VERIFY_EVERYTHING,
         slack: int = 0,
+        margins: bool = False,
     ) -> StepPlan:
         """A step of `members`. chunks: prompt tokens by slot (default: all left); slack loosens max_committed."""
         known = []
@@ -153,6 +154,7 @@ class Driver:
             gamma=gamma,
             verify_budget=budget,
             feed_drafter=gamma > 0 if feed is None else feed,
+            report_margins=margins,
         )
         self.new, self.left = [], []
         return plan

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes.front_sink import RecordingSink
 from fakes.requests import request
-from fakes.worker import FakeSource, describe, true_stream, true_token
+from fakes.worker import FakeSource, describe, margin_of, true_stream, true_token
 
 from configs.schema import ClusterSettings, SchedulerSettings, ServeSettings, SpeculationSettings
 from runtime.engine import Engine
@@ -114,6 +114,7 @@ async def test_usage_and_statistics_count_the_same_things() -> None:
         await settle_down()
         usage, statistics = h.sink.usage[1], h.engine.statistics()
         rounds = [the_round for event in h.sink.token_events for the_round in event.rounds]
+        assert all(r.margins == tuple(map(margin_of, r.emitted)) for r in rounds)
         assert usage.completion == 20 == usage.accepted + usage.rounds - usage.trimmed
         assert (usage.prompt, usage.seed) == (3, 1)
         assert usage.rounds == len(rounds) == statistics.rounds == statistics.steps

@@ -155,6 +155,14 @@ def test_who_awaits_a_verdict_is_left_out() -> None:
     assert held.slot in bench.step().slots
 
 
+def test_margins_are_asked_for_while_a_sequence_that_reports_its_rounds_draws() -> None:
+    bench = Bench(max_step_tokens=8)
+    bench.submit(request(1, num_prompt=12, max_tokens=2, report_rounds=True), request(2, max_tokens=8))
+    plans = [bench.step(Off()) for _ in range(4)]
+    assert [plan.report_margins for plan in plans] == [False, True, True, False]
+    assert [sum(plan.samples) for plan in plans] == [0, 2, 2, 1]
+
+
 def test_decodes_that_found_no_room_go_first_in_the_next_step() -> None:
     """Three decodes of 5 rows in steps of 12 rows: two run at a time."""
     bench = Bench(max_step_tokens=12, accept=0.0)

@@ -25,6 +25,7 @@ u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 unit = st.floats(0, 1, width=32)
 seconds = st.floats(0, 1e6)
+logit_gaps = st.floats(0, width=32)
 
 
 def rows(elements: st.SearchStrategy, n: int) -> st.SearchStrategy:
@@ -70,6 +71,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
         gamma=draw(st.integers(0, 8)),
         verify_budget=draw(u32),
         feed_drafter=draw(st.booleans()),
+        report_margins=draw(st.booleans()),
     )
 
 
@@ -77,13 +79,15 @@ def plans(draw: st.DrawFn) -> StepPlan:
 def answered_plans(draw: st.DrawFn) -> tuple[StepPlan, StepResult]:
     plan = draw(plans())
     n = len(plan.slots)
+    emitted = draw(rows(tokens(9), n))
     return plan, StepResult(
         step_id=plan.step_id,
         epoch=plan.epoch,
-        emitted=draw(rows(tokens(9), n)),
+        emitted=emitted,
         drafted=tuple(draw(rows(u32, d)) for d in plan.num_drafts),
         num_admitted=draw(rows(u32, n)),
         num_accepted=draw(rows(u32, n)),
+        margins=tuple(draw(rows(logit_gaps, len(run))) for run in emitted) if plan.report_margins else (),
         timings=draw(st.builds(StepTimings, **dict.fromkeys(StepTimings.__slots__, seconds))),
     )
 
@@ -128,6 +132,28 @@ def test_a_column_of_the_wrong_length_does_not_leave_the_worker(column: str) -> 
 def test_drafts_that_do_not_match_their_count_do_not_leave_the_worker() -> None:
     with pytest.raises(ValueError, match="waiting drafts"):
         wire.result_to_wire(replace(ITS_RESULT, drafted=((7,),)), ONE_ROW)
+
+
+@pytest.mark.parametrize("margins", [(), ((0.5,),), ((0.5, 0.5), ())])
+def test_margins_that_do_not_match_the_emitted_tokens_do_not_leave_the_worker(
+    margins: tuple[tuple[float, ...], ...],
+) -> None:
+    with pytest.raises(ValueError, match="margins do not fit"):
+        wire.result_to_wire(replace(ITS_RESULT, margins=margins), replace(ONE_ROW, report_margins=True))
+
+
+def test_margins_that_nobody_asked_for_do_not_leave_the_worker() -> None:
+    with pytest.raises(ValueError, match="not asked for"):
+        wire.result_to_wire(replace(ITS_RESULT, margins=((0.5, 0.5),)), ONE_ROW)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_result_with_a_margin_too_many_is_refused_on_arrival(asked: bool) -> None:
+    plan = replace(ONE_ROW, report_margins=asked)
+    message = wire.result_to_wire(replace(ITS_RESULT, margins=((0.5, 0.5),) if asked else ()), plan)
+    message.margins.append(0.5)
+    with pytest.raises(ValueError, match="margins for 2 tokens"):
+        wire.result_from_wire(message, plan)
 
 
 @pytest.mark.parametrize("column", ["emitted", "drafted", "num_emitted", "num_admitted"])

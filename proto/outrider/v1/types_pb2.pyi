@@ -78,11 +78,13 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., admitted: _Optional[int] = ..., accepted: _Optional[int] = ..., trimmed: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("drafted_token_ids", "accepted", "emitted_token_ids")
+    __slots__ = ("drafted_token_ids", "accepted", "emitted_token_ids", "emitted_margins")
     DRAFTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_MARGINS_FIELD_NUMBER: _ClassVar[int]
     drafted_token_ids: _containers.RepeatedScalarFieldContainer[int]
     accepted: int
     emitted_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, drafted_token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    emitted_margins: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, drafted_token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., emitted_margins: _Optional[_Iterable[float]] = ...) -> None: ...

@@ -27,7 +27,7 @@ class LoadProgress(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., description_json: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step_id", "epoch", "admitted", "released_slots", "slots", "sequence_epochs", "num_known", "num_drafts", "samples", "max_committed", "gamma", "verify_budget", "feed_drafter")
+    __slots__ = ("step_id", "epoch", "admitted", "released_slots", "slots", "sequence_epochs", "num_known", "num_drafts", "samples", "max_committed", "gamma", "verify_budget", "feed_drafter", "report_margins")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class StepPlan(_message.Message):
     GAMMA_FIELD_NUMBER: _ClassVar[int]
     VERIFY_BUDGET_FIELD_NUMBER: _ClassVar[int]
     FEED_DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    REPORT_MARGINS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     epoch: int
     admitted: _containers.RepeatedCompositeFieldContainer[NewSequence]
@@ -54,7 +55,8 @@ class StepPlan(_message.Message):
     gamma: int
     verify_budget: int
     feed_drafter: bool
-    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., admitted: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., released_slots: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., sequence_epochs: _Optional[_Iterable[int]] = ..., num_known: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., max_committed: _Optional[_Iterable[int]] = ..., gamma: _Optional[int] = ..., verify_budget: _Optional[int] = ..., feed_drafter: _Optional[bool] = ...) -> None: ...
+    report_margins: bool
+    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., admitted: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., released_slots: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., sequence_epochs: _Optional[_Iterable[int]] = ..., num_known: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., max_committed: _Optional[_Iterable[int]] = ..., gamma: _Optional[int] = ..., verify_budget: _Optional[int] = ..., feed_drafter: _Optional[bool] = ..., report_margins: _Optional[bool] = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("slot", "sequence_epoch", "uid", "prompt", "tables", "temperature", "top_k", "top_p", "min_p", "seed", "coupled", "stop_token_ids", "max_tokens")
@@ -93,7 +95,7 @@ class BlockTable(_message.Message):
     def __init__(self, pages: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "epoch", "num_emitted", "num_admitted", "num_accepted", "emitted", "drafted", "total_s", "target_s", "verify_s", "commit_s", "draft_s", "error")
+    __slots__ = ("step_id", "epoch", "num_emitted", "num_admitted", "num_accepted", "emitted", "drafted", "total_s", "target_s", "verify_s", "commit_s", "draft_s", "error", "margins")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +109,7 @@ class StepResult(_message.Message):
     COMMIT_S_FIELD_NUMBER: _ClassVar[int]
     DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    MARGINS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     epoch: int
     num_emitted: _containers.RepeatedScalarFieldContainer[int]
@@ -120,7 +123,8 @@ class StepResult(_message.Message):
     commit_s: float
     draft_s: float
     error: str
-    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_emitted: _Optional[_Iterable[int]] = ..., num_admitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., total_s: _Optional[float] = ..., target_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
+    margins: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_emitted: _Optional[_Iterable[int]] = ..., num_admitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., total_s: _Optional[float] = ..., target_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., error: _Optional[str] = ..., margins: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CheckIntegrityRequest(_message.Message):
     __slots__ = ()

@@ -22,6 +22,10 @@ def encode(text: str) -> list[int]:
     return list(TOKENIZER.encode(text).ids)
 
 
+def margins_of(ids: tuple[int, ...]) -> tuple[float, ...]:
+    return tuple(i / 8 for i in ids)
+
+
 def events(ids: list[int], run_lengths: list[int], finish: Finish) -> list[TokenEvent]:
     """Splits ids into rounds that accept all but their last token; the last round carries `finish`."""
     made: list[TokenEvent] = []
@@ -38,7 +42,7 @@ def events(ids: list[int], run_lengths: list[int], finish: Finish) -> list[Token
                 usage=Usage(
                     prompt=3, completion=done, rounds=rounds, drafted=accepted, admitted=accepted, accepted=accepted
                 ),
-                rounds=(Round(drafted=run[:-1], accepted=len(run) - 1, emitted=run),),
+                rounds=(Round(drafted=run[:-1], accepted=len(run) - 1, emitted=run, margins=margins_of(run)),),
                 finish=finish if done == len(ids) else None,
             )
         )
@@ -82,6 +86,7 @@ def test_stop_strings_cut_everything_at_one_place(text: str, lengths: list[int],
         usage = delta.usage
         assert usage.completion == usage.accepted + usage.rounds - usage.trimmed
         assert [i for one in delta.rounds for i in one.emitted] == list(delta.token_ids)
+        assert all(one.margins == margins_of(one.emitted) for one in delta.rounds)
     assert last.usage.completion == len(kept)
     if last.finish.reason is FinishReason.STOP_STRING:
         stop = last.finish.stop_string
@@ -114,7 +119,10 @@ def test_a_match_inside_an_accepted_run_trims_the_run() -> None:
         accepted=len(ids) - 1,
         trimmed=len(ids) - kept,
     )
-    assert delta.rounds == (Round(drafted=tuple(ids[:-1]), accepted=len(ids) - 1, emitted=tuple(ids[:kept])),)
+    emitted = tuple(ids[:kept])
+    assert delta.rounds == (
+        Round(drafted=tuple(ids[:-1]), accepted=len(ids) - 1, emitted=emitted, margins=margins_of(emitted)),
+    )
 
 
 def test_trimming_adds_to_what_the_worker_has_trimmed() -> None:

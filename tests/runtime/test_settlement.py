@@ -1,0 +1,84 @@
+"""Results that do not fit their plan are refused before anything is booked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fakes.requests import request
+
+from runtime.request import Round, Usage
+from runtime.settlement import Outcome, outcomes, settle
+from workers.plan import StalePlan, StepPlan, StepResult
+
+PLAN = StepPlan(
+    step_id=1,
+    epoch=1,
+    slots=(4,),
+    epochs=(2,),
+    num_known=(1,),
+    num_drafts=(2,),
+    samples=(True,),
+    max_committed=(5,),
+    report_margins=True,
+)
+RESULT = StepResult(
+    step_id=1,
+    epoch=1,
+    emitted=((7, 8),),
+    drafted=((7, 9),),
+    num_admitted=(2,),
+    num_accepted=(1,),
+    margins=((0.5, 0.25),),
+)
+BEFORE = Usage(prompt=3, completion=1, rounds=1)
+
+
+def outcome() -> Outcome:
+    (one,) = outcomes(PLAN, RESULT)
+    return one
+
+
+def test_a_reported_round_carries_the_margins_of_its_tokens() -> None:
+    event = settle(request(1, report_rounds=True), BEFORE, outcome())
+    assert event.rounds == (Round(drafted=(7, 9), accepted=1, emitted=(7, 8), margins=(0.5, 0.25)),)
+    assert settle(request(1), BEFORE, outcome()).rounds == (), "margins asked for by another sequence go nowhere"
+
+
+def test_the_margins_of_a_result_are_read_only_if_the_plan_asked_for_them() -> None:
+    (one,) = outcomes(replace(PLAN, report_margins=False), replace(RESULT, margins=()))
+    assert one.margins == ()
+    assert settle(request(1), BEFORE, one).tokens == (7, 8)
+
+
+def test_a_result_without_the_margins_that_were_asked_for_answers_another_plan() -> None:
+    with pytest.raises(StalePlan, match=r"1 sequences, its result \[1, 1, 1, 1, 0\]"):
+        outcomes(PLAN, replace(RESULT, margins=()))
+
+
+def test_a_reported_round_with_a_margin_missing_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 margins for 2 emitted tokens"):
+        settle(request(1, report_rounds=True), BEFORE, replace(outcome(), margins=(0.5,)))
+
+
+@pytest.mark.parametrize("name", ["step_id", "epoch"])
+def test_the_result_of_another_step_or_life_is_stale(name: str) -> None:
+    with pytest.raises(StalePlan, match="was answered by"):
+        outcomes(PLAN, replace(RESULT, **{name: 9}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_admitted": 3},
+        {"num_accepted": 3},
+        {"drafted": (7,)},
+        {"emitted": ()},
+        {"emitted": (7, 8, 9)},
+        {"emitted": (7,)},
+    ],
+    ids=["admitted", "accepted", "drafted", "nothing", "too many", "cut without an end"],
+)
+def test_counts_that_contradict_each_other_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="request 1"):
+        settle(request(1), BEFORE, replace(outcome(), **changes))
