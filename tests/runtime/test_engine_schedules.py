@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fakes.front_sink import RecordingSink
+from fakes.house import no_pause
 from fakes.requests import request
 from fakes.worker import FakeSource, describe, true_stream
 from hypothesis import settings
@@ -17,10 +18,6 @@ from runtime.front.errors import Overloaded, Unavailable
 from runtime.request import Finish, FinishReason, Request
 from runtime.verification.policy import Fixed, Off
 from workers.plan import LoadError, StepTimeout, WorkerLost
-
-
-async def no_pause(seconds: float) -> None:
-    await asyncio.sleep(0)
 
 
 class Schedules(RuleBasedStateMachine):

@@ -1,0 +1,78 @@
+"""A started engine between a fake worker and a recording sink, and the balance of its books at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fakes.front_sink import RecordingSink
+from fakes.worker import FakeSource, describe
+
+from configs.schema import SchedulerSettings, ServeSettings, SpeculationSettings
+from runtime.engine import Engine
+from runtime.request import Finish, FinishReason
+
+SETTINGS = ServeSettings(
+    scheduler=SchedulerSettings(max_step_tokens=32, max_waiting=3),
+    speculation=SpeculationSettings(gamma=3, gamma_max=4),
+)
+LENGTH = Finish(reason=FinishReason.LENGTH)
+
+
+async def settle_down() -> None:
+    """Lets everything run that waits for no step."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def no_pause(seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+class House:
+    """An engine between a fake worker and a recording sink."""
+
+    def __init__(self, source: FakeSource, settings: ServeSettings) -> None:
+        self.source = source
+        self.sink = RecordingSink()
+        self.engine = Engine(settings, source, self.sink, pause=no_pause)
+        self.states: list[bool] = []
+        self.engine.add_state_listener(self.states.append)
+
+    @property
+    def num_pages_used(self) -> int:
+        return sum(use.used for use in self.engine.statistics().pages)
+
+    async def step(self) -> None:
+        """Lets the step in flight answer."""
+        await settle_down()
+        self.source.worker.let_go()
+        await settle_down()
+
+
+@asynccontextmanager
+async def house(*, gated: bool = False, settings: ServeSettings = SETTINGS, **changes: object) -> AsyncIterator[House]:
+    """A started house; on leaving, the books balance and no plan broke the contract."""
+    built = House(FakeSource(describe(**changes), gated=gated), settings)
+    await built.engine.start()
+    try:
+        yield built
+        assert built.engine.check_integrity() == []
+    finally:
+        await built.engine.stop(drain_s=0)
+    assert built.source.violations == []
+    assert built.sink.violations == []
+    assert built.num_pages_used == 0
+    assert built.source.is_stopped
+
+
+def asynchronous(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Runs a test on an event loop of its own."""
+
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
