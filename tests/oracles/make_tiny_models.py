@@ -1,7 +1,7 @@
 """Tiny random Qwen3-Next checkpoints in published layout, with oracles computed by transformers. Test material only.
 
-`write_checkpoint` writes a directory that looks like a published checkpoint (config.json and safetensors under published names,
-MTP module included); `make` adds oracle.safetensors (float32, eager, batch 1):
+`write_checkpoint` writes a directory that looks like a published checkpoint (config.json and safetensors under
+published names, MTP module included); `make` adds oracle.safetensors (float32, eager, batch 1):
 
     prompt              [T]         prompt token ids
     logits              [T, V]      target logits of one full prefill
