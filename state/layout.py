@@ -90,7 +90,10 @@ class StateLayout:
 
     def kv_bytes_per_token(self, group: str) -> int:
         return sum(
-            spec.bytes_per_token for specs in self.layers for spec in specs if isinstance(spec, PagedKVSpec) and spec.group == group
+            spec.bytes_per_token
+            for specs in self.layers
+            for spec in specs
+            if isinstance(spec, PagedKVSpec) and spec.group == group
         )
 
     @property
@@ -101,4 +104,6 @@ class StateLayout:
     @property
     def record_bytes_per_row(self) -> int:
         """Raw inputs recorded for one token row of a pass."""
-        return sum(spec.bytes_per_record for specs in self.layers for spec in specs if not isinstance(spec, PagedKVSpec))
+        return sum(
+            spec.bytes_per_record for specs in self.layers for spec in specs if not isinstance(spec, PagedKVSpec)
+        )

@@ -111,7 +111,9 @@ class DevicePools:
         self.draft_law = zeros(slots, sizes.gamma_max, layout.vocab_size)
         self.confidence = zeros(slots, sizes.gamma_max)
 
-    def enter(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], tables: Sequence[Sequence[Sequence[int]]]) -> None:
+    def enter(
+        self, slots: Sequence[int], prompts: Sequence[Sequence[int]], tables: Sequence[Sequence[Sequence[int]]]
+    ) -> None:
         """Gives slots to new sequences: state zeroed, tables and prompt written. `tables[i][g]` are pages of group g."""
         if not slots:
             return
@@ -124,7 +126,9 @@ class DevicePools:
             register.index_fill_(0, index, 0)
         # A tenant's old laws and hidden states are masked by lengths; zeroing keeps a fault from reading them as finite.
         self.confidence.index_fill_(0, index, 0)
-        self.prompt_len.index_copy_(0, index, torch.tensor([len(p) for p in prompts], dtype=torch.int64).to(self.device))
+        self.prompt_len.index_copy_(
+            0, index, torch.tensor([len(p) for p in prompts], dtype=torch.int64).to(self.device)
+        )
         for slot, prompt in zip(slots, prompts, strict=True):
             self.token_log[slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
         for g, group in enumerate(self.layout.cache_groups):
@@ -171,12 +175,16 @@ class DevicePools:
 
     def check_integrity(self) -> list[str]:
         """Violated invariants of the null slot, the null page and the registers; empty when all hold."""
-        found = []
-        for name, pool in (("conv", self.conv), ("delta", self.delta)):
-            found += [f"{name} pool {i}: the null slot was written" for i, p in enumerate(pool) if bool(p.committed[:, 0].any())]
+        found = [
+            f"{name}: the null slot was written"
+            for name, tensor in self.tensors()
+            if name.endswith(".committed") and bool(tensor[:, 0].any())
+        ]
         found += [f"{group}: the null slot has pages" for group, table in self.tables.items() if bool(table[0].any())]
         found += [
-            f"kv.{layer}: the null page is not finite" for layer, kv in self.kv.items() if not bool(kv[:, : self.sizes.page_size].isfinite().all())
+            f"kv.{layer}: the null page is not finite"
+            for layer, kv in self.kv.items()
+            if not bool(kv[:, : self.sizes.page_size].isfinite().all())
         ]
         if bool((self.draft_len > self.committed_len).any()):
             found.append("drafter KV is longer than the committed length")

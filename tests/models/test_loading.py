@@ -56,7 +56,7 @@ def check_layer(loaded: Tensors, prefix: str, layer: Any) -> None:
 def check_attention(own: Tensors, theirs: Any) -> None:
     x = torch.randn(3, theirs.q_proj.in_features)
     q, gate = theirs.q_proj(x).view(3, -1, 2 * theirs.head_dim).chunk(2, dim=-1)  # as its forward splits them
-    expected = torch.cat([q.flatten(1), gate.flatten(1), theirs.k_proj(x), theirs.v_proj(x)], dim=-1)
+    expected = torch.cat([q.flatten(1), theirs.k_proj(x), theirs.v_proj(x), gate.flatten(1)], dim=-1)
     torch.testing.assert_close(x @ own["mixer.in_proj.weight"].T, expected)
     assert torch.equal(own["mixer.q_norm.weight"], theirs.q_norm.weight)
     assert torch.equal(own["mixer.k_norm.weight"], theirs.k_norm.weight)

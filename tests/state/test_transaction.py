@@ -152,7 +152,7 @@ class Speculation(RuleBasedStateMachine):
             fresh = replay(tuple(known), length)
             for ours, theirs in zip(sequence_state(pools, live.slot), sequence_state(fresh, 1), strict=True):
                 assert torch.equal(ours, theirs)
-            for ours, theirs in zip(sequence_kv(pools, live.slot, length), target_and_drafter(fresh, pools, live), strict=True):
+            for ours, theirs in comparable(pools, live, fresh):
                 assert torch.equal(ours, theirs)
         assert pools.check_integrity() == []
 
@@ -160,19 +160,18 @@ class Speculation(RuleBasedStateMachine):
         step_module.StepTransaction = StepTransaction  # type: ignore[misc]
 
 
-def target_and_drafter(fresh: DevicePools, pools: DevicePools, live: Live) -> list[Tensor]:
-    """The replay's KV, the drafter's cut to what the live sequence's drafter covers; a masked gap is not compared."""
+def comparable(pools: DevicePools, live: Live, fresh: DevicePools) -> Iterator[tuple[Tensor, Tensor]]:
+    """KV of the live sequence beside the replay's: the target's whole, the drafter's up to its gap or its reach.
+
+    Entries after a gap attended around it and may differ; those in it were never written.
+    """
     slot = live.slot
     fresh.draft_len[1] = pools.draft_len[slot]
-    found = sequence_kv(fresh, 1, live.committed)
     start, end = int(pools.gap_start[slot]), int(pools.gap_end[slot])
-    if end > start or start > 0:
-        drafter = [i for i, layer in enumerate(pools.kv) if pools.layout.layers[layer][0].group == DRAFTER_GROUP]  # type: ignore[union-attr]
-        ours = sequence_kv(pools, slot, live.committed)
-        for i in drafter:
-            # Entries after a gap attended around it, so only those before it must be equal.
-            found[i] = torch.cat([found[i][:, :start], ours[i][:, start:]], 1)
-    return found
+    ours, theirs = sequence_kv(pools, slot, live.committed), sequence_kv(fresh, 1, live.committed)
+    for layer, a, b in zip(pools.kv, ours, theirs, strict=True):
+        drafter = pools.layout.layers[layer][0].group == DRAFTER_GROUP  # type: ignore[union-attr]
+        yield (a[:, :start], b[:, :start]) if drafter and end > start else (a, b)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -29,7 +29,9 @@ def worker() -> Worker:
 
 @functools.cache
 def corpus() -> list[int]:
-    text = "".join(json.loads(line)["prompt"] for line in (demo_checkpoint() / "heldout.jsonl").read_text().splitlines()[:60])
+    text = "".join(
+        json.loads(line)["prompt"] for line in (demo_checkpoint() / "heldout.jsonl").read_text().splitlines()[:60]
+    )
     return Tokenizer.from_file(str(demo_checkpoint() / "tokenizer.json")).encode(text).ids
 
 
@@ -53,7 +55,9 @@ def streams(worker: Worker, drive: Callable[[Driver], None], **fields: object) -
     return [sequence.out for sequence in live]
 
 
-@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}], ids=["greedy", "coupled", "top_k"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}], ids=["greedy", "coupled", "top_k"]
+)
 def test_speculation_changes_no_token(worker: Worker, fields: dict[str, object]) -> None:
     plain = streams(worker, lambda d: d.run(0), **fields)
     for gamma in GAMMAS[1:]:
@@ -72,7 +76,14 @@ def test_policy_chunks_budgets_and_company_change_no_token(worker: Worker) -> No
             chunks = {live.slot: rng.randint(1, 20) for live in members}
             gamma = rng.choice(GAMMAS)
             budget = rng.choice((0, 1, 3, 7, 10**6))
-            driver.step(members, gamma=gamma, chunks=chunks, budget=budget, feed=gamma > 0 or rng.random() < 0.5, slack=rng.choice((0, 9)))
+            driver.step(
+                members,
+                gamma=gamma,
+                chunks=chunks,
+                budget=budget,
+                feed=gamma > 0 or rng.random() < 0.5,
+                slack=rng.choice((0, 9)),
+            )
         accepted += sum(a for live in driver.live for _, a in live.results)
 
     for _ in range(3):
@@ -132,6 +143,8 @@ def test_drafter_resumes_after_a_pause_longer_than_its_window() -> None:
                 driver.step(gamma=gamma)
     pools = worker.rank.pools
     assert int(pools.gap_end[live.slot]) > int(pools.gap_start[live.slot]) > 0
+    assert bool(pools.confidence[live.slot, :3].isfinite().all()), "the drafter looked into its gap"
+    assert any(accepted == 3 for _, accepted in live.results[-20:])
     assert bool(pools.draft_law[live.slot].isnan().all()), "greedy drafts keep no law"
     driver = Driver(worker)
     plain = driver.add([5, 6, 7, 8, 9] * 4, 100)
@@ -156,7 +169,9 @@ def test_drafts_follow_the_oracles_chain(gamma: int, tmp_path: object) -> None:
         known = live.prompt + live.out
         drafts = pools.token_log[live.slot, len(known) : len(known) + gamma].tolist()
         with torch.no_grad():
-            hidden = lm(input_ids=torch.tensor([known[:-1]]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
+            hidden = lm(input_ids=torch.tensor([known[:-1]]), use_cache=False, output_hidden_states=True).hidden_states[
+                -1
+            ][0]
             tokens = torch.tensor(known[1:])
             for j in range(gamma):
                 logits, recycled = mtp(tokens, hidden)
@@ -196,7 +211,14 @@ class Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.count += 1
-        if func.name() in {"aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::masked_select", "aten::is_nonzero", "aten::equal"}:
+        if func.name() in {
+            "aten::_local_scalar_dense",
+            "aten::nonzero",
+            "aten::item",
+            "aten::masked_select",
+            "aten::is_nonzero",
+            "aten::equal",
+        }:
             self.synchronising.append(func.name())
         return func(*args, **(kwargs or {}))
 
@@ -214,7 +236,9 @@ def decode_calls(worker: Worker, count: int, gamma: int, fields: dict[str, objec
 
 @pytest.mark.parametrize("gamma", [0, 3])
 @pytest.mark.parametrize(
-    "fields", [{}, {"temperature": 1.0}, {"temperature": 1.0, "coupled": False, "top_k": 9}], ids=["greedy", "coupled", "standard"]
+    "fields",
+    [{}, {"temperature": 1.0}, {"temperature": 1.0, "coupled": False, "top_k": 9}],
+    ids=["greedy", "coupled", "standard"],
 )
 def test_calls_do_not_grow_with_the_batch_and_nothing_reads_the_device(gamma: int, fields: dict[str, object]) -> None:
     worker = load_worker(max_running=16)

@@ -36,7 +36,9 @@ from workers.sampling.verify import DrawParams, draw_draft
 class MtpProposer:
     """See the module. Drafts are drawn from the law that the request's own sampling parameters give the head's logits."""
 
-    def __init__(self, model: Qwen3Next, pools: DevicePools, registers: SamplingRegisters, ops: Ops, gamma_max: int) -> None:
+    def __init__(
+        self, model: Qwen3Next, pools: DevicePools, registers: SamplingRegisters, ops: Ops, gamma_max: int
+    ) -> None:
         assert model.drafter is not None
         self.gamma_max = gamma_max
         self._model, self._module = model, model.drafter
@@ -104,7 +106,11 @@ class MtpProposer:
         next_N = log.view(-1).index_select(0, batch.slot_N * log.shape[1] + batch.position_N + 1).to(torch.int64)
         view = self._ops.attention_view(batch, pools, DRAFTER_GROUP, (pools.gap_start, pools.gap_end))
         ctx = PassContext(
-            batch=batch, views={DRAFTER_GROUP: view}, kv=pools.kv, angles=self._model.rotary.angles(batch.position_N), txn=None
+            batch=batch,
+            views={DRAFTER_GROUP: view},
+            kv=pools.kv,
+            angles=self._model.rotary.angles(batch.position_N),
+            txn=None,
         )
         return self._module.forward(self._model.embed(next_N), hidden_ND, ctx).for_draft
 
@@ -121,7 +127,9 @@ class MtpProposer:
                 greedy_N=params.greedy,
                 coupled_N=self._registers.coupled.index_select(0, slots_R),
                 seed_N=self._registers.seed.index_select(0, slots_R),
-                position_N=pad_rows(known_S + 1 + step - pools.prompt_len.index_select(0, slots_S), self._ops.row_multiple),
+                position_N=pad_rows(
+                    known_S + 1 + step - pools.prompt_len.index_select(0, slots_S), self._ops.row_multiple
+                ),
             )
             drafts_S = draw_draft(
                 law_RV, draw, proposal.step_id, any_standard=modes.any_standard, any_coupled=modes.any_coupled

@@ -13,7 +13,7 @@ from workers.layers.feed_forward import MixtureOfExperts, SwiGLU
 from workers.layers.gated_delta import GatedDeltaNet
 from workers.models.config import Qwen3NextConfig
 from workers.ops.base import Ops
-from workers.ops.shared import Rotary, rms_norm
+from workers.ops.shared import RmsNorm, Rotary
 
 
 class DecoderLayer:
@@ -32,8 +32,8 @@ class DecoderLayer:
         ops: Ops,
         rotary: Rotary,
     ) -> None:
-        self._eps = config.rms_norm_eps
-        self._input_norm, self._post_norm = weights[f"{prefix}input_norm.weight"], weights[f"{prefix}post_norm.weight"]
+        self._input_norm = RmsNorm(weights[f"{prefix}input_norm.weight"], config.rms_norm_eps)
+        self._post_norm = RmsNorm(weights[f"{prefix}post_norm.weight"], config.rms_norm_eps)
         self._mixer: GatedAttention | GatedDeltaNet
         if attends:
             self._mixer = GatedAttention(config, weights, f"{prefix}mixer.", layer, group, ops, rotary)
@@ -49,5 +49,5 @@ class DecoderLayer:
         return self._mixer.state_specs(dtype)
 
     def __call__(self, x_ND: Tensor, ctx: PassContext) -> Tensor:
-        x_ND = x_ND + self._mixer(rms_norm(x_ND, self._input_norm, self._eps, offset=1.0), ctx)
-        return x_ND + self._feed_forward(rms_norm(x_ND, self._post_norm, self._eps, offset=1.0))
+        x_ND = x_ND + self._mixer(self._input_norm(x_ND), ctx)
+        return x_ND + self._feed_forward(self._post_norm(x_ND))

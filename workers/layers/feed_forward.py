@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,22 +13,29 @@ from workers.ops.base import Ops
 
 
 class MixtureOfExperts:
-    """softmax router over all experts in float32, top-k, renormalised where the checkpoint says so."""
+    """softmax router over all experts in float32, top-k, renormalised where the checkpoint says so.
+
+    Router, gate of the shared expert and the shared expert's first projection read the same input: one product.
+    """
 
     def __init__(self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], prefix: str, ops: Ops) -> None:
         self._ops, self._top_k, self._renormalize = ops, config.experts_per_token, config.norm_topk_prob
-        self._router = weights[f"{prefix}router.weight"]
+        names = ("router", "shared_gate", "shared_gate_up")
+        self._num_experts = weights[f"{prefix}router.weight"].shape[0]
+        self._in_proj = torch.cat([weights[f"{prefix}{name}.weight"] for name in names])
         self._gate_up, self._down = weights[f"{prefix}gate_up.weight"], weights[f"{prefix}down.weight"]
-        self._shared = SwiGLU(weights, f"{prefix}shared_", ops)
-        self._shared_gate = weights[f"{prefix}shared_gate.weight"]
+        self._shared_down = weights[f"{prefix}shared_down.weight"]
 
     def __call__(self, x_ND: Tensor) -> Tensor:
-        share_NE = self._ops.linear(x_ND, self._router).float().softmax(-1)
+        fused = self._ops.linear(x_ND, self._in_proj)
+        share_NE = fused[:, : self._num_experts].float().softmax(-1)
         weight_NK, expert_NK = share_NE.topk(self._top_k, -1)
         if self._renormalize:
             weight_NK = weight_NK / weight_NK.sum(-1, keepdim=True)
         routed = self._ops.experts(x_ND, expert_NK, weight_NK.to(x_ND.dtype), self._gate_up, self._down)
-        return routed + self._shared(x_ND) * self._ops.linear(x_ND, self._shared_gate).sigmoid()
+        gate, up = fused[:, self._num_experts + 1 :].chunk(2, -1)
+        shared = self._ops.row_linear(F.silu(gate) * up, self._shared_down)
+        return torch.addcmul(routed, shared, fused[:, self._num_experts : self._num_experts + 1].sigmoid())
 
 
 class SwiGLU:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from state.fold import causal_conv
+from state.fold import DeltaInputs, causal_conv
 from state.layout import ConvSpec, GatedDeltaSpec
+from workers.batch import Bucket
 from workers.layers.context import PassContext
 from workers.models.config import Qwen3NextConfig
 from workers.ops.base import Ops
-from workers.ops.shared import l2_normalize, rms_norm
+from workers.ops.shared import RmsNorm, l2_normalize
 
 
 class GatedDeltaNet:
@@ -26,25 +26,24 @@ class GatedDeltaNet:
     def __init__(
         self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], prefix: str, layer: int, ops: Ops
     ) -> None:
-        self._layer, self._ops, self._eps = layer, ops, config.rms_norm_eps
+        self._layer, self._ops = layer, ops
         self._key_dim, self._value_dim = config.lin_key_dim, config.lin_value_dim
         self._in_proj = weights[f"{prefix}in_proj.weight"]
-        self._conv = weights[f"{prefix}conv.weight"]
         self._out_proj = weights[f"{prefix}out_proj.weight"]
-        self._norm = weights[f"{prefix}norm.weight"]
+        self._taps = weights[f"{prefix}conv.weight"].t().contiguous()
+        self._norm = RmsNorm(weights[f"{prefix}norm.weight"], config.rms_norm_eps, offset=0.0)
         self._dt_bias = weights[f"{prefix}dt_bias"]
         self._rate = -weights[f"{prefix}a_log"].float().exp()
-        heads, channels = self._rate.shape[0], self._conv.shape[0]
-        value_width = heads * self._value_dim
-        self._key_width = (channels - value_width) // 2
-        self._widths = [channels, value_width, heads, heads]
+        # Heads held by this rank, read off the shard rather than the configuration.
+        self._num_values = self._rate.shape[0]
+        self._channels = self._taps.shape[1]
+        self._num_keys = (self._channels - self._num_values * self._value_dim) // (2 * self._key_dim)
 
     def state_specs(self, dtype: str) -> tuple[ConvSpec, GatedDeltaSpec]:
-        channels, _, heads, _ = self._widths
-        conv = ConvSpec(channels=channels, width=self._conv.shape[1], dtype=dtype)
+        conv = ConvSpec(channels=self._channels, width=self._taps.shape[0], dtype=dtype)
         delta = GatedDeltaSpec(
-            num_key_heads=self._key_width // self._key_dim,
-            num_value_heads=heads,
+            num_key_heads=self._num_keys,
+            num_value_heads=self._num_values,
             key_dim=self._key_dim,
             value_dim=self._value_dim,
         )
@@ -53,34 +52,46 @@ class GatedDeltaNet:
     def __call__(self, x_ND: Tensor, ctx: PassContext) -> Tensor:
         batch, txn, rows = ctx.batch, ctx.txn, x_ND.shape[0]
         assert txn is not None
-        raw_NC, z, b_NH, a_NH = torch.split(self._ops.linear(x_ND, self._in_proj), self._widths, -1)
+        heads = self._num_values
+        fused = self._ops.linear(x_ND, self._in_proj)
+        raw_NC = fused[:, : self._channels]
+        z_NHV = fused[:, self._channels : -2 * heads].view(rows, heads, self._value_dim)
         txn.record_conv(self._layer, raw_NC)
         mixed = [
-            causal_conv(txn.conv_window(self._layer, i), bucket.gather(raw_NC), self._conv)
+            causal_conv(txn.conv_window(self._layer, i), bucket.gather(raw_NC), self._taps)
             for i, bucket in enumerate(batch.buckets)
         ]
         mixed_NC = F.silu(batch.scatter(mixed)).float()
-        q, k, v = torch.split(mixed_NC, [self._key_width, self._key_width, self._widths[1]], -1)
-        q_NJK = l2_normalize(q.reshape(rows, -1, self._key_dim)) * self._key_dim**-0.5
-        k_NJK = l2_normalize(k.reshape(rows, -1, self._key_dim))
-        v_NHV = v.reshape(rows, -1, self._value_dim)
-        beta_NH = b_NH.float().sigmoid()
-        log_decay_NH = self._rate * F.softplus(a_NH.float() + self._dt_bias)
-        txn.record_delta(self._layer, k_NJK, v_NHV, beta_NH, log_decay_NH)
+        qk_NJK = l2_normalize(mixed_NC[:, : 2 * self._num_keys * self._key_dim].view(rows, -1, self._key_dim))
+        q_NJK = qk_NJK[:, : self._num_keys] * self._key_dim**-0.5
+        inputs = DeltaInputs(
+            k=qk_NJK[:, self._num_keys :],
+            v=mixed_NC[:, 2 * self._num_keys * self._key_dim :].view(rows, heads, self._value_dim),
+            beta=fused[:, -2 * heads : -heads].float().sigmoid(),
+            log_decay=self._rate * F.softplus(fused[:, -heads:].float() + self._dt_bias),
+        )
+        txn.record_delta(self._layer, inputs)
         parts = []
         for i, bucket in enumerate(batch.buckets):
             out, state = self._ops.delta_outputs(
                 txn.recurrent(self._layer, i),
                 bucket.gather(q_NJK),
-                bucket.gather(k_NJK),
-                bucket.gather(v_NHV),
-                bucket.gather(beta_NH),
-                bucket.gather(log_decay_NH),
+                gather_inputs(bucket, inputs),
                 bucket.counts_B,
+                advance=bucket.is_wide,
             )
             if bucket.is_wide:
                 txn.record_advance(self._layer, i, state)
             parts.append(out)
-        out_NHV = rms_norm(batch.scatter(parts), self._norm, self._eps, offset=0.0)
-        out_NHV = out_NHV * F.silu(z.float()).reshape(out_NHV.shape)
-        return self._ops.row_linear(out_NHV.reshape(rows, -1).to(x_ND.dtype), self._out_proj)
+        out_NHV = self._norm(batch.scatter(parts)) * F.silu(z_NHV.float())
+        return self._ops.row_linear(out_NHV.flatten(1).to(x_ND.dtype), self._out_proj)
+
+
+def gather_inputs(bucket: Bucket, inputs: DeltaInputs) -> DeltaInputs:
+    """Flat rows to the cells of a bucket."""
+    return DeltaInputs(
+        k=bucket.gather(inputs.k),
+        v=bucket.gather(inputs.v),
+        beta=bucket.gather(inputs.beta),
+        log_decay=bucket.gather(inputs.log_decay),
+    )

@@ -14,7 +14,7 @@ from workers.layers.context import PassContext
 from workers.layers.decoder import DecoderLayer
 from workers.models.config import Qwen3NextConfig
 from workers.ops.base import Ops
-from workers.ops.shared import Rotary, rms_norm
+from workers.ops.shared import RmsNorm, Rotary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,10 @@ class Qwen3Next:
         self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], ops: Ops, *, max_length: int, drafts: bool
     ) -> None:
         self.config = config
-        self._ops, self._eps = ops, config.rms_norm_eps
+        self._ops = ops
         self._embed = weights["embed.weight"]
         self._head = self._embed if config.tied else weights["lm_head.weight"]
-        self._norm = weights["norm.weight"]
+        self._norm = RmsNorm(weights["norm.weight"], config.rms_norm_eps)
         self.rotary = Rotary(config.rotary_dim, config.rope_theta, max_length, self._embed.device)
         self.layers = [
             DecoderLayer(
@@ -79,7 +79,7 @@ class Qwen3Next:
         x_ND = self.embed(ids_N)
         for layer in self.layers:
             x_ND = layer(x_ND, ctx)
-        hidden = rms_norm(x_ND, self._norm, self._eps, offset=1.0)
+        hidden = self._norm(x_ND)
         return Hidden(for_logits=hidden, for_draft=hidden)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
@@ -93,9 +93,11 @@ class MtpModule:
     own."""
 
     def __init__(self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], ops: Ops, rotary: Rotary) -> None:
-        self._ops, self._eps = ops, config.rms_norm_eps
-        self._embed_norm, self._hidden_norm = weights["mtp.embed_norm.weight"], weights["mtp.hidden_norm.weight"]
-        self._fc, self._norm = weights["mtp.fc.weight"], weights["mtp.norm.weight"]
+        self._ops = ops
+        self._embed_norm = RmsNorm(weights["mtp.embed_norm.weight"], config.rms_norm_eps)
+        self._hidden_norm = RmsNorm(weights["mtp.hidden_norm.weight"], config.rms_norm_eps)
+        self._norm = RmsNorm(weights["mtp.norm.weight"], config.rms_norm_eps)
+        self._fc = weights["mtp.fc.weight"]
         self.layer = DecoderLayer(
             config,
             weights,
@@ -110,10 +112,7 @@ class MtpModule:
 
     def forward(self, embedding_ND: Tensor, hidden_ND: Tensor, ctx: PassContext) -> Hidden:
         """Embedding of the token after each row's position, and the hidden state at it."""
-        pair = [
-            rms_norm(embedding_ND, self._embed_norm, self._eps, offset=1.0),
-            rms_norm(hidden_ND, self._hidden_norm, self._eps, offset=1.0),
-        ]
+        pair = [self._embed_norm(embedding_ND), self._hidden_norm(hidden_ND)]
         x_ND = self.layer(self._ops.linear(torch.cat(pair, -1), self._fc), ctx)
-        hidden = rms_norm(x_ND, self._norm, self._eps, offset=1.0)
+        hidden = self._norm(x_ND)
         return Hidden(for_logits=hidden, for_draft=hidden)

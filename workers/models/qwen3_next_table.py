@@ -2,7 +2,7 @@
 
 Published layouts that differ from ours, for key head j, r = value heads per key head:
 
-    self_attn.q_proj           per head [q D | gate D]                           → all q, then all gates
+    self_attn.q_proj           per head [q D | gate D]                           → all q; all gates, after k and v
     linear_attn.in_proj_qkvz   per key head [q Dk | k Dk | v r·Dv | z r·Dv]      → all q, all k, all v, all z
     linear_attn.in_proj_ba     per key head [b r | a r]                          → all b, all a
     linear_attn.conv1d         [channels q|k|v, 1, width]                        → [channels, width]
@@ -80,7 +80,8 @@ def _attention(theirs: str, ours: str, config: Qwen3NextConfig, shard: Shard) ->
     heads = slices.even(config.num_heads, shard, "attention heads")
     kv = slices.kv_heads(config.num_kv_heads, shard)
     in_proj = f"{ours}in_proj.weight"
-    gate_row, k_row = heads.length * dim, 2 * heads.length * dim
+    k_row = heads.length * dim
+    gate_row = k_row + 2 * kv.length * dim
     pieces = []
     for local, head in enumerate(range(*heads)):
         row = head * 2 * dim

@@ -1,7 +1,7 @@
 """The arithmetic a model is made of, as one interface with two implementations. Knows no model and no weights' names.
 
 `default` is fast and may round differently from one batch shape to the next. `reference` is bitwise independent of the
-batch (design: reference numerics). Layers are written against this interface and hold no `if` on the mode.
+batch (reference numerics). Layers are written against this interface and hold no `if` on the mode.
 
 Shape letters: N flat rows, D width in, O width out, Q query heads, G key/value heads, E experts, F expert width.
 """
@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from state.fold import DeltaInputs
 from workers.batch import Batch
 
 
@@ -23,12 +24,24 @@ class AttentionView(Protocol):
         """KV row of each of the pass's first num_real rows."""
         ...
 
+    def attend(self, q_NQD: Tensor, kv: Tensor) -> Tensor:
+        """Causal softmax attention of each row over its sequence's KV, scale 1/√D. kv [2, rows, G, D] → [N, Q, D]."""
+        ...
+
+
+class KVReader(Protocol):
+    """What a view needs of the pools."""
+
+    def kv_rows(self, group: str, slot_N: Tensor, position_N: Tensor) -> Tensor: ...
+
 
 class Ops(Protocol):
     """One numerics mode."""
 
-    row_multiple: int
-    """Flat rows of every pass are padded to a multiple of this."""
+    @property
+    def row_multiple(self) -> int:
+        """Flat rows of every pass are padded to a multiple of this."""
+        ...
 
     def linear(self, x_ND: Tensor, weight_OD: Tensor) -> Tensor:
         """x Wᵀ, column parallel: a rank holds output rows of W."""
@@ -38,29 +51,25 @@ class Ops(Protocol):
         """x Wᵀ, row parallel: a rank holds input columns of W, partial sums are added in rank order."""
         ...
 
-    def attention_view(self, batch: Batch, pool: KVReader, group: str, gap_B: tuple[Tensor, Tensor] | None) -> AttentionView:
-        """Index tensors for one cache group; positions in [gap_start, gap_end) are masked."""
+    def attention_view(
+        self, batch: Batch, pool: KVReader, group: str, gap: tuple[Tensor, Tensor] | None
+    ) -> AttentionView:
+        """Index tensors for one cache group. gap: (start, end) by slot; positions in [start, end) are masked."""
         ...
 
-    def attention(self, q_NQD: Tensor, kv: Tensor, batch: Batch, view: AttentionView) -> Tensor:
-        """Causal softmax attention of each row over its sequence's KV, scale 1/√D. kv [2, rows, G, D] → [N, Q, D]."""
+    def delta_outputs(
+        self, state_BHKV: Tensor, q_BWJK: Tensor, inputs: DeltaInputs, counts_B: Tensor, *, advance: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Gated delta rule over a bucket: outputs [B, W, H, V] and, where `advance` asks for it, the state after counts_B
+        rows; otherwise the second value means nothing. float32."""
         ...
 
-    def delta_outputs(self, state_BHKV: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, counts_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Gated delta rule over a bucket: outputs [B, W, H, V] and the state after counts_B rows. float32.
-        q, k come with key heads; value head h uses key head h·Hk/H."""
+    def delta_fold(self, state_BHKV: Tensor, records: DeltaInputs, counts_B: Tensor) -> Tensor:
+        """The state after counts_B records; a state.txn.DeltaFold."""
         ...
 
-    def delta_fold(self, state_BHKV: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, counts_B: Tensor) -> Tensor:
-        """The state after counts_B records; see state.txn.DeltaFold."""
-        ...
-
-    def experts(self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor) -> Tensor:
+    def experts(
+        self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor
+    ) -> Tensor:
         """Σ over the row's experts, in router order, of weight · down(silu(gate x) · up x). → [N, D]."""
         ...
-
-
-class KVReader(Protocol):
-    """What a view needs of the pools."""
-
-    def kv_rows(self, group: str, slot_N: Tensor, position_N: Tensor) -> Tensor: ...

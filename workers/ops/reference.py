@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from state.fold import gated_delta_steps
+from state.fold import DeltaInputs, gated_delta_steps
 from workers.batch import Batch
 from workers.ops.base import KVReader
 
@@ -31,6 +31,30 @@ class RowView:
     write_N: Tensor
     read_NL: Tensor
     visible_NL: Tensor
+
+    def attend(self, q_NQD: Tensor, kv: Tensor) -> Tensor:
+        """See workers.ops.base.AttentionView."""
+        num_rows, num_heads, head_dim = q_NQD.shape
+        num_kv = kv.shape[2]
+        share = num_heads // num_kv
+        q = (q_NQD * head_dim**-0.5).view(num_rows, 1, num_kv, share, head_dim)
+        top = torch.full((num_rows, num_kv, share), float("-inf"), device=q.device)
+        mass = torch.zeros_like(top)
+        total = torch.zeros(num_rows, num_kv, share, head_dim, device=q.device)
+        for block in range(0, self.read_NL.shape[1], POSITIONS):
+            rows = self.read_NL[:, block : block + POSITIONS].reshape(-1)
+            visible = self.visible_NL[:, block : block + POSITIONS, None, None]
+            k, v = (part.index_select(0, rows).view(num_rows, POSITIONS, num_kv, 1, head_dim) for part in kv)
+            scores = (q * k).sum(-1).masked_fill(~visible, float("-inf"))
+            new_top = torch.maximum(top, scores.amax(1))
+            # A row that has seen nothing yet keeps −inf as its maximum; 0 stands in so that −inf − (−inf) cannot appear.
+            anchor = new_top.masked_fill(new_top == float("-inf"), 0)
+            weights = (scores - anchor[:, None]).exp()
+            scale = (top - anchor).exp()
+            mass = mass * scale + weights.sum(1)
+            total = total * scale[..., None] + (weights[..., None] * v).sum(1)
+            top = new_top
+        return (total / mass[..., None]).view(num_rows, num_heads, head_dim)
 
 
 class ReferenceOps:
@@ -55,15 +79,17 @@ class ReferenceOps:
         part = width // slices
         total = self.linear(x_ND[:, :part].contiguous(), weight_OD[:, :part].contiguous())
         for i in range(1, slices):
-            total = total + self.linear(x_ND[:, i * part : (i + 1) * part].contiguous(), weight_OD[:, i * part : (i + 1) * part].contiguous())
+            total = total + self.linear(
+                x_ND[:, i * part : (i + 1) * part].contiguous(), weight_OD[:, i * part : (i + 1) * part].contiguous()
+            )
         return total
 
-    def attention_view(self, batch: Batch, pool: KVReader, group: str, gap_B: tuple[Tensor, Tensor] | None) -> RowView:
+    def attention_view(self, batch: Batch, pool: KVReader, group: str, gap: tuple[Tensor, Tensor] | None) -> RowView:
         length = -(-batch.max_length // POSITIONS) * POSITIONS
         position_L = torch.arange(length, device=batch.slots_B.device)
         visible_NL = position_L <= batch.position_N[:, None]
-        if gap_B is not None:
-            start, end = (bound.index_select(0, batch.slot_N)[:, None] for bound in gap_B)
+        if gap is not None:
+            start, end = (bound.index_select(0, batch.slot_N)[:, None] for bound in gap)
             visible_NL = visible_NL & ((position_L < start) | (position_L >= end))
         slot_NL = batch.slot_N[:, None].expand_as(visible_NL)
         return RowView(
@@ -72,41 +98,19 @@ class ReferenceOps:
             visible_NL=visible_NL,
         )
 
-    def attention(self, q_NQD: Tensor, kv: Tensor, batch: Batch, view: RowView) -> Tensor:
-        num_rows, num_heads, head_dim = q_NQD.shape
-        num_kv = kv.shape[2]
-        share = num_heads // num_kv
-        q = (q_NQD * head_dim**-0.5).view(num_rows, 1, num_kv, share, head_dim)
-        top = torch.full((num_rows, num_kv, share), float("-inf"), device=q.device)
-        mass = torch.zeros_like(top)
-        total = torch.zeros(num_rows, num_kv, share, head_dim, device=q.device)
-        for block in range(0, view.read_NL.shape[1], POSITIONS):
-            rows = view.read_NL[:, block : block + POSITIONS].reshape(-1)
-            visible = view.visible_NL[:, block : block + POSITIONS, None, None]
-            k, v = (part.index_select(0, rows).view(num_rows, POSITIONS, num_kv, 1, head_dim) for part in kv)
-            scores = (q * k).sum(-1).masked_fill(~visible, float("-inf"))
-            new_top = torch.maximum(top, scores.amax(1))
-            # A row that has seen nothing yet keeps −inf as its maximum; 0 stands in so that −inf − (−inf) cannot appear.
-            anchor = new_top.masked_fill(new_top == float("-inf"), 0)
-            weights = (scores - anchor[:, None]).exp()
-            scale = (top - anchor).exp()
-            mass = mass * scale + weights.sum(1)
-            total = total * scale[..., None] + (weights[..., None] * v).sum(1)
-            top = new_top
-        return (total / mass[..., None]).view(num_rows, num_heads, head_dim)
-
     def delta_outputs(
-        self, state_BHKV: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, counts_B: Tensor
+        self, state_BHKV: Tensor, q_BWJK: Tensor, inputs: DeltaInputs, counts_B: Tensor, *, advance: bool
     ) -> tuple[Tensor, Tensor]:
-        share = v.shape[2] // k.shape[2]
-        out, state = gated_delta_steps(state_BHKV, _repeat_heads(q, share), _repeat_heads(k, share), v, beta, _decay(log_decay), counts_B)
+        out, state = gated_delta_steps(state_BHKV, q_BWJK, inputs, _decay(inputs), counts_B)
         assert out is not None
         return out, state
 
-    def delta_fold(self, state_BHKV: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, counts_B: Tensor) -> Tensor:
-        return gated_delta_steps(state_BHKV, None, _repeat_heads(k, v.shape[2] // k.shape[2]), v, beta, _decay(log_decay), counts_B)[1]
+    def delta_fold(self, state_BHKV: Tensor, records: DeltaInputs, counts_B: Tensor) -> Tensor:
+        return gated_delta_steps(state_BHKV, None, records, _decay(records), counts_B)[1]
 
-    def experts(self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor) -> Tensor:
+    def experts(
+        self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor
+    ) -> Tensor:
         num_rows, top_k = expert_NK.shape
         flat = expert_NK.reshape(-1)
         out = torch.empty(num_rows * top_k, down_EDF.shape[1], dtype=x_ND.dtype, device=x_ND.device)
@@ -126,11 +130,7 @@ class ReferenceOps:
         return total
 
 
-def _decay(log_decay: Tensor) -> Tensor:
+def _decay(inputs: DeltaInputs) -> Tensor:
     """exp on a copy padded to whole vectors, so that no element is computed by a vector loop's tail."""
-    flat = log_decay.reshape(-1)
-    return F.pad(flat, (0, -flat.numel() % ROWS)).exp()[: flat.numel()].view(log_decay.shape)
-
-
-def _repeat_heads(x_BWHK: Tensor, share: int) -> Tensor:
-    return x_BWHK if share == 1 else x_BWHK.repeat_interleave(share, 2)
+    flat = inputs.log_decay.reshape(-1)
+    return F.pad(flat, (0, -flat.numel() % ROWS)).exp()[: flat.numel()].view(inputs.log_decay.shape)

@@ -6,17 +6,26 @@ Shape letters: N flat rows, H heads, D width.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float) -> Tensor:
+class RmsNorm:
     """x / rms(x) · (offset + weight) over the last axis, in float32, cast back to x's dtype.
 
-    Qwen3-Next stores weight − 1 (offset 1) for all norms but the gated one (offset 0).
+    Qwen3-Next stores weight − 1 (offset 1) for all norms but the gated one (offset 0). Weights of several rows [H, D] scale
+    the heads of [N, H, D] each by its own.
     """
-    y = x.float()
-    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
-    return (y * (weight.float() + offset)).to(x.dtype)
+
+    def __init__(self, weight: Tensor, eps: float, *, offset: float = 1.0) -> None:
+        self._weight = weight.float() + offset
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shape = (x.shape[-1],)
+        if self._weight.dim() == 1:
+            return F.rms_norm(x.float(), shape, self._weight, self._eps).to(x.dtype)
+        return (F.rms_norm(x.float(), shape, eps=self._eps) * self._weight).to(x.dtype)
 
 
 def l2_normalize(x: Tensor) -> Tensor:
@@ -33,16 +42,18 @@ class Rotary:
     def __init__(self, rotary_dim: int, theta: float, max_length: int, device: torch.device) -> None:
         frequencies = 1.0 / (theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim))
         angles = torch.outer(torch.arange(max_length, dtype=torch.float32), frequencies)
-        self._half = rotary_dim // 2
-        self._cos, self._sin = angles.cos().to(device), angles.sin().to(device)
+        self._dim = rotary_dim
+        self._cos = angles.cos().repeat(1, 2).to(device)
+        self._sin = torch.cat([-angles.sin(), angles.sin()], 1).to(device)
 
     def angles(self, position_N: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [N, 1, rotary_dim / 2] of each row's position."""
+        """cos and signed sin [N, 1, rotary_dim] of each row's position."""
         return self._cos.index_select(0, position_N)[:, None], self._sin.index_select(0, position_N)[:, None]
 
-    def rotate(self, x_NHD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotates the first channels of each head; the others pass."""
+    def rotate_(self, x_NHD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotates the first channels of each head in place; the others stay."""
         cos, sin = angles
-        x = x_NHD.float()
-        a, b, rest = x[..., : self._half], x[..., self._half : 2 * self._half], x[..., 2 * self._half :]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1).to(x_NHD.dtype)
+        first = x_NHD[..., : self._dim]
+        x = first.float()
+        first.copy_(torch.addcmul(x * cos, x.roll(self._dim // 2, -1), sin))
+        return x_NHD
