@@ -7,6 +7,8 @@ SHELL := bash
 export OMP_NUM_THREADS := 1
 
 PYTHON ?= python3
+# PyPI's torch for Linux brings gigabytes of CUDA libraries along; here are builds without. For a GPU: make TORCH_INDEX=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -19,11 +21,12 @@ help: ## List the targets
 
 install: $(INSTALLED) ## Create .venv from requirements.lock, with the source tree installed in place
 
-# torch goes first and alone: pip then settles which build of the pinned version this machine gets (a CPU wheel where
-# one is offered) before another package asks for torch.
+# torch goes first and alone, so that its build is settled before another package asks for torch: of one version pip
+# prefers the build with a local name, such as 2.13.0+cpu, over PyPI's. Out of the index's reach pip warns and goes on.
 $(INSTALLED): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/python -m pip install --quiet --no-deps --retries 2 --timeout 30 $(TORCH_INDEX:%=--extra-index-url %) \
+		"$$(grep '^torch==' requirements.lock)"
 	$(BIN)/python -m pip install --quiet -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
