@@ -6,7 +6,7 @@ token would have left. Knows no pools, no models.
 Shape letters: B sequences, W window (rows of one pass), J key heads, H value heads, K key width, V value width,
 C channels, T taps of the convolution.
 
-Rows that must not count (padding, rejected drafts) enter with beta = 0 and log_decay = 0: they leave the state as it is.
+Rows that must not count (padding, rejected drafts) enter with beta = 0 and log_decay = 0: they do not change the state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaInputs:
-    """Raw inputs of the recurrence, W rows for each of B sequences, float32. Key head j serves H/J value heads from j·H/J on.
+    """Raw inputs of the recurrence, W rows for each of B sequences, float32. Value head h uses key head ⌊h·J/H⌋.
 
     k [B, W, J, K] normalised, v [B, W, H, V], beta [B, W, H] in (0, 1), log_decay [B, W, H] ≤ 0.
     """
@@ -78,8 +78,8 @@ def gated_delta_chunks(
     With G the running sum of log_decay and D_ij = exp(G_i − G_j):
         (I + tril(β k kᵀ ∘ D, −1)) U = β (v − exp(G) S₀ᵀk)      o = exp(G) S₀ᵀq + tril(q kᵀ ∘ D) U
         S = exp(G_last) S₀ + Σ_j exp(G_last − G_j) k_j u_jᵀ
-    (2412.06464 §3.3.) Equal to `gated_delta_steps` up to rounding. Arguments and results as there. `advance` False leaves
-    out the state after the last chunk: what is returned in its place is the state before it.
+    (2412.06464 §3.3.) Equal to `gated_delta_steps` up to rounding. Arguments and results as there. `advance` False
+    leaves out the state after the last chunk: what is returned in its place is the state before it.
     """
     k_BHWK = inputs.for_value_heads(inputs.k).transpose(1, 2)
     q_BHWK = None if q_BWJK is None else inputs.for_value_heads(q_BWJK).transpose(1, 2)
@@ -130,9 +130,10 @@ def _one_chunk(
 
 
 def causal_conv(window_BTC: Tensor, raw_BWC: Tensor, taps_TC: Tensor) -> Tensor:
-    """Depthwise causal convolution of `raw` preceded by the stored window of T − 1 rows. Returns [B, W, C], no activation.
+    """Depthwise causal convolution of `raw` preceded by the stored window of T − 1 rows; no activation. [B, W, C].
 
-    taps_TC: one contiguous row per tap, the oldest first; summed in that order, element by element, in the inputs' dtype.
+    taps_TC: one contiguous row per tap, the oldest first; summed in that order, each element by itself, in the inputs'
+    dtype.
     """
     width = raw_BWC.shape[1]
     joined = torch.cat([window_BTC, raw_BWC], 1)

@@ -1,6 +1,6 @@
 """Device memory of one rank: paged KV, convolution windows, recurrent matrices, records, and the per-slot registers.
 
-Every tensor has a null page or a null slot at index 0, where padding reads and writes; nothing of a sequence lives there.
+Every tensor has a null page or a null slot at index 0, where padding reads and writes; no sequence lives there.
 Knows no model and no schedule. Only StepTransaction.commit and `enter` change committed state.
 """
 
@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvPool:
-    """Windows of all layers with one spec: committed [Y, S + 1, T − 1, C] and records [Y, rows, C]; Y layers, S slots."""
+    """Windows of all Y layers with one spec, for S slots: committed [Y, S + 1, T − 1, C] and records [Y, rows, C]."""
 
     spec: ConvSpec
     layers: tuple[int, ...]
@@ -114,7 +114,7 @@ class DevicePools:
     def enter(
         self, slots: Sequence[int], prompts: Sequence[Sequence[int]], tables: Sequence[Sequence[Sequence[int]]]
     ) -> None:
-        """Gives slots to new sequences: state zeroed, tables and prompt written. `tables[i][g]` are pages of group g."""
+        """Gives slots to new sequences: state zeroed, tables and prompt written. `tables[i][g]`: pages of group g."""
         if not slots:
             return
         index = torch.tensor(slots, dtype=torch.int64).to(self.device)
@@ -124,7 +124,7 @@ class DevicePools:
             delta.committed.index_fill_(1, index, 0)
         for register in (self.committed_len, self.draft_len, self.gap_start, self.gap_end):
             register.index_fill_(0, index, 0)
-        # A tenant's old laws and hidden states are masked by lengths; zeroing keeps a fault from reading them as finite.
+        # A former tenant's draft laws and hidden states are masked by lengths and need no zeroing.
         self.confidence.index_fill_(0, index, 0)
         self.prompt_len.index_copy_(
             0, index, torch.tensor([len(p) for p in prompts], dtype=torch.int64).to(self.device)

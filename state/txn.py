@@ -75,7 +75,7 @@ class StepTransaction:
         self._conv[layer] = raw_NC
 
     def record_delta(self, layer: int, records: DeltaInputs) -> None:
-        """Raw inputs of the recurrence, flat: tensors [N, ...], all rows of the pass; kept as `record_conv` keeps its own."""
+        """Raw inputs of the recurrence, [N, ...], all rows of the pass; kept as `record_conv` keeps its own."""
         self._delta[layer] = records
 
     def record_advance(self, layer: int, bucket: int, state_BHKV: Tensor) -> None:

@@ -8,6 +8,7 @@ replay of its token log in one plain pass. Unowned pages and slots are NaN throu
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +34,7 @@ PROMPTS = ([7], [3, 1, 4], list(range(20, 35)), list(range(5, 37)))  # one token
 
 
 def committed_bytes(pools: DevicePools, slots: list[int]) -> list[Tensor]:
-    """Copies of everything committed: recurrent and convolution state of all slots, and KV below the committed lengths."""
+    """Copies of all that is committed: recurrent and convolution state of all slots, KV below the committed lengths."""
     found = [pool.committed.clone() for pool in (*pools.conv, *pools.delta)]
     for slot in slots:
         found += sequence_kv(pools, slot, int(pools.committed_len[slot]))
@@ -74,11 +75,10 @@ class GuardedTransaction(StepTransaction):
 @functools.cache
 def rank() -> Worker:
     """A random hybrid model whose drafts are often accepted, with pages of 16 tokens."""
-    import tempfile
-
-    directory = Path(tempfile.mkdtemp(prefix="outrider-test-"))
-    tiny.write(directory, "base", seed=5, agree=0.15)
-    return load_worker(directory, numerics="reference", max_running=4, max_model_len=MAX_LENGTH, hidden_window=8)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory)
+        tiny.write(path, "base", seed=5, agree=0.15)
+        return load_worker(path, numerics="reference", max_running=4, max_model_len=MAX_LENGTH, hidden_window=8)
 
 
 @pytest.fixture(autouse=True)

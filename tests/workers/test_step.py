@@ -1,4 +1,4 @@
-"""A rank's step: the same streams whatever is drafted, planned, chunked, admitted or switched; runs end where they must."""
+"""A rank's step: the same streams whatever is drafted, chunked, admitted or switched; runs end where they must."""
 
 from __future__ import annotations
 

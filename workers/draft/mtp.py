@@ -8,8 +8,8 @@ drafting goes on from the last of them with the module's own output:
     token beside it  x_{C+1} ... x_{C'} | d_1     d_2
     hidden           target's           | module's own          (provisional; overwritten by the next observation)
 
-With the drafter switched off, hidden states of the last W committed tokens wait in a window and are fed in one pass when
-it is switched on again; what is older is a gap, masked in the module's attention.
+With the drafter switched off, hidden states of the last W committed tokens wait in a window and are fed in one pass
+when it is switched on again; what is older is a gap, masked in the module's attention.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from workers.sampling.verify import DrawParams, draw_draft
 
 
 class MtpProposer:
-    """See the module. Drafts are drawn from the law that the request's own sampling parameters give the head's logits."""
+    """See the module. Drafts are drawn from the law that a request's sampling parameters make of the head's logits."""
 
     def __init__(
         self, model: Qwen3Next, pools: DevicePools, registers: SamplingRegisters, ops: Ops, gamma_max: int

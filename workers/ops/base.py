@@ -60,8 +60,8 @@ class Ops(Protocol):
     def delta_outputs(
         self, state_BHKV: Tensor, q_BWJK: Tensor, inputs: DeltaInputs, counts_B: Tensor, *, advance: bool
     ) -> tuple[Tensor, Tensor]:
-        """Gated delta rule over a bucket: outputs [B, W, H, V] and, where `advance` asks for it, the state after counts_B
-        rows; otherwise the second value means nothing. float32."""
+        """Gated delta rule over a bucket: outputs [B, W, H, V] and, where `advance` asks for it, the state after
+        counts_B rows; otherwise the second value means nothing. float32."""
         ...
 
     def delta_fold(self, state_BHKV: Tensor, records: DeltaInputs, counts_B: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The fast numerics: padded buckets, library kernels, whole matrix products. A row's last bits may depend on the batch."""
+"""The fast numerics: padded buckets, library kernels, whole matrix products. A row's bits may depend on the batch."""
 
 from __future__ import annotations
 

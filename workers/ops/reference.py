@@ -1,8 +1,8 @@
 """Reference numerics: every row's bits are independent of the other rows, their number and their order. float32 only.
 
-How: flat rows are padded to blocks of 32 and every matrix product is done block by block, so one kernel shape serves all
-batches; attention goes one query row at a time over blocks of positions with a running softmax; the recurrence goes token
-by token; experts are combined in router order; row-parallel products are sums of K-slices added in rank order.
+How: flat rows are padded to blocks of 32 and every matrix product is done block by block, so one kernel shape serves
+all batches; attention goes one query row at a time over blocks of positions with a running softmax; the recurrence goes
+token by token; experts are combined in router order; row-parallel products are sums of K-slices added in rank order.
 Element-wise work happens on padded flat rows, since vector bodies and tails round differently.
 Proven on each machine at start by workers.selftest.
 """
@@ -47,7 +47,7 @@ class RowView:
             k, v = (part.index_select(0, rows).view(num_rows, POSITIONS, num_kv, 1, head_dim) for part in kv)
             scores = (q * k).sum(-1).masked_fill(~visible, float("-inf"))
             new_top = torch.maximum(top, scores.amax(1))
-            # A row that has seen nothing yet keeps −inf as its maximum; 0 stands in so that −inf − (−inf) cannot appear.
+            # A row that has seen nothing yet keeps −inf as its maximum; 0 stands in, as −inf − (−inf) would be NaN.
             anchor = new_top.masked_fill(new_top == float("-inf"), 0)
             weights = (scores - anchor[:, None]).exp()
             scale = (top - anchor).exp()

@@ -13,8 +13,8 @@ from torch import Tensor
 class RmsNorm:
     """x / rms(x) · (offset + weight) over the last axis, in float32, cast back to x's dtype.
 
-    Qwen3-Next stores weight − 1 (offset 1) for all norms but the gated one (offset 0). Weights of several rows [H, D] scale
-    the heads of [N, H, D] each by its own.
+    Qwen3-Next stores weight − 1 (offset 1) for all norms but the gated one (offset 0). Weights of several rows [H, D]
+    scale the heads of [N, H, D] each by its own.
     """
 
     def __init__(self, weight: Tensor, eps: float, *, offset: float = 1.0) -> None:
