@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from fakes.engine_house import LENGTH, SETTINGS, asynchronous, house, settle_down
 from fakes.front_sink import RecordingSink
-from fakes.house import LENGTH, SETTINGS, asynchronous, house, settle_down
 from fakes.requests import request
 from fakes.worker import FakeSource, margin_of, true_stream, true_token
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes.house import LENGTH, SETTINGS, asynchronous, house, settle_down
+from fakes.engine_house import LENGTH, SETTINGS, asynchronous, house, settle_down
 from fakes.requests import request
 from fakes.worker import describe, true_stream
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from fakes.engine_house import no_pause
 from fakes.front_sink import RecordingSink
-from fakes.house import no_pause
 from fakes.requests import request
 from fakes.worker import FakeSource, describe, true_stream
 from hypothesis import settings
