@@ -1,0 +1,53 @@
+"""Goodness of fit of token counts against exact laws. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+from scipy.stats import chi2
+
+MIN_EXPECTED = 5.0
+
+
+def g_test(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> float:
+    """p-value of the likelihood-ratio test. Cells expecting fewer than MIN_EXPECTED are pooled, the unexpected with them."""
+    total = sum(counts.values())
+    cells = [(counts.get(cell, 0), p * total) for cell, p in law.items() if p * total >= MIN_EXPECTED]
+    observed, expected = np.array([o for o, _ in cells], float), np.array([e for _, e in cells], float)
+    rest_observed, rest_expected = total - observed.sum(), total - expected.sum()
+    if rest_expected >= MIN_EXPECTED:
+        observed, expected = np.append(observed, rest_observed), np.append(expected, rest_expected)
+    elif rest_observed > 10 * MIN_EXPECTED:
+        return 0.0  # tokens that the law hardly allows
+    else:
+        expected *= observed.sum() / expected.sum()
+    seen = observed > 0
+    statistic = 2 * float((observed[seen] * np.log(observed[seen] / expected[seen])).sum())
+    return float(chi2.sf(statistic, len(observed) - 1))
+
+
+def table_p_values(
+    streams: Sequence[Sequence[int]], law: Mapping[tuple[int, ...], float], first: int, last: int
+) -> dict[str, float]:
+    """p-values of the frequencies of tokens first..last (from 0) and of their bigrams, given the law of whole streams."""
+    found = {}
+    for start, stop in [(k, k + 1) for k in range(first, last + 1)] + [(k, k + 2) for k in range(first, last)]:
+        marginal: Counter[Hashable] = Counter()
+        for stream, p in law.items():
+            marginal[stream[start:stop]] += p  # type: ignore[assignment]
+        counts: Counter[Hashable] = Counter(tuple(stream[start:stop]) for stream in streams)
+        found[f"tokens {start + 1}..{stop}"] = g_test(counts, marginal)
+    return found
+
+
+def holm_rejects(p_values: Mapping[str, float], alpha: float) -> list[str]:
+    """Tables rejected at family-wise level alpha (Holm's step-down)."""
+    rejected = []
+    ordered = sorted(p_values.items(), key=lambda item: item[1])
+    for i, (name, p) in enumerate(ordered):
+        if p > alpha / (len(ordered) - i):
+            break
+        rejected.append(name)
+    return rejected

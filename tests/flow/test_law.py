@@ -1,0 +1,90 @@
+"""Unseeded sampling under speculation follows the target's own law: a G-test over real gRPC.
+
+One prompt, temperature 1, top_k 8; the law of the first five tokens is enumerated with transformers. Requests have six
+tokens and more drafts than that, so tokens 2 to 5 are accepted drafts, replacements and bonus tokens alike. Nothing
+drafted or nothing rejected counts as failure. A rejection at 1e-6 gets one re-run, ten times as long, at 1e-9.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+from flow.gtest import holm_rejects, table_p_values
+from flow.house import House, request
+from oracles import tiny
+
+from configs.load import demo_checkpoint
+
+PROMPT = "class "
+TOP_K, DEPTH, TOKENS, GAMMA = 8, 5, 6, 3
+
+
+@pytest.fixture(scope="module")
+def law(house: House) -> dict[tuple[int, ...], float]:
+    """P(first DEPTH tokens) at temperature 1, top_k TOP_K, exactly."""
+    lm, _ = tiny.reference(demo_checkpoint())
+    prompt = house.run(house.deployment._tokenizer.encode(PROMPT))
+    streams: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(DEPTH):
+        grown: dict[tuple[int, ...], float] = {}
+        for chunk in batched(streams, 512):
+            ids = torch.tensor([[*prompt, *stream] for stream, _ in chunk])
+            with torch.no_grad():
+                logits = lm(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+            top, tokens = logits.topk(TOP_K, -1)
+            for (stream, p), probabilities, chosen in zip(
+                chunk, top.softmax(-1).tolist(), tokens.tolist(), strict=True
+            ):
+                grown |= {(*stream, token): p * q for token, q in zip(chosen, probabilities, strict=True)}
+        streams = grown
+    assert abs(sum(streams.values()) - 1) < 1e-5
+    return streams
+
+
+def batched(streams: dict[tuple[int, ...], float], size: int) -> Iterator[list[tuple[tuple[int, ...], float]]]:
+    items = list(streams.items())
+    for i in range(0, len(items), size):
+        yield items[i : i + size]
+
+
+def sample(house: House, count: int) -> list[list[int]]:
+    house.set_policy(GAMMA)
+    requests = [request(PROMPT, TOKENS, temperature=1.0, top_k=TOP_K, ignore_eos=True) for _ in range(count)]
+    replies = house.run(house.generate_all(requests, 32), timeout_s=3000)
+    drafted = sum(r.usage.drafted for r in replies)
+    accepted = sum(r.usage.accepted for r in replies)
+    assert drafted > 0, "inconclusive: nothing was drafted"
+    assert 0.05 * drafted < accepted < 0.95 * drafted, "inconclusive: nothing was rejected, or nothing accepted"
+    return [r.ids for r in replies]
+
+
+def check(house: House, law: dict[tuple[int, ...], float], count: int) -> None:
+    p_values = table_p_values(sample(house, count), law, 1, DEPTH - 1)
+    if rejected := holm_rejects(p_values, 1e-6):
+        again = table_p_values(sample(house, 10 * count), law, 1, DEPTH - 1)
+        assert not holm_rejects(again, 1e-9), f"first run rejected {rejected}: {p_values}; second run: {again}"
+
+
+def test_tokens_follow_the_targets_law(house: House, law: dict[tuple[int, ...], float]) -> None:
+    check(house, law, 1500)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+def test_tokens_follow_the_targets_law_20000(house: House, law: dict[tuple[int, ...], float]) -> None:
+    check(house, law, 20_000)
+
+
+def test_the_g_test_sees_a_biased_sampler(law: dict[tuple[int, ...], float]) -> None:
+    """A sampler that takes its second token from a neighbour's law a tenth of the time is rejected; the right one is not."""
+    rng = random.Random(0)
+    streams, weights = list(law), list(law.values())
+    right = rng.choices(streams, weights, k=20_000)
+    assert not holm_rejects(table_p_values(right, law, 1, DEPTH - 1), 1e-6)
+    common = Counter(stream[1] for stream in right).most_common(1)[0][0]
+    biased = [(s[0], common, *s[2:]) if rng.random() < 0.1 else s for s in right]
+    assert holm_rejects(table_p_values(biased, law, 1, DEPTH - 1), 1e-6)
