@@ -1,5 +1,7 @@
 """`make test-all`: every test file in a pytest run of its own, resumable. Knows nothing of what the tests test.
 
+Unlike `make test` it leaves out no test marked `full` and takes the property tests' profile of that name.
+
 Results lie in .outrider/test-all/<content>/, where <content> is a digest of all source files: a file that passed is not
 run again until any source changes. Exit code 1 if a file failed.
 """
@@ -14,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTHING_COLLECTED = 5
+TEST_TIMEOUT_S = 3600
+"""Of one test that names no time of its own."""
 
 
 def content_digest() -> str:
@@ -35,7 +39,8 @@ def content_digest() -> str:
 def run_file(path: Path, log: Path) -> int:
     """Runs one test file, its output to the log. Returns pytest's exit code; a file with nothing to run passes."""
     with log.open("w") as out:
-        command = [sys.executable, "-m", "pytest", "-m", "not gpu", str(path.relative_to(ROOT))]
+        options = ["-m", "not gpu", "--hypothesis-profile=full", f"--timeout={TEST_TIMEOUT_S}"]
+        command = [sys.executable, "-m", "pytest", *options, str(path.relative_to(ROOT))]
         code = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT).returncode
     return 0 if code == NOTHING_COLLECTED else code
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from configs.schema import ClusterSettings
+
+# Property tests name no number of examples of their own; heavy ones take a part of the profile's. Where the environment
+# says CI, hypothesis draws the same examples each time; elsewhere new ones.
+settings.register_profile("quick", max_examples=80, deadline=None)
+settings.register_profile("full", max_examples=1000, deadline=None)
+settings.load_profile("quick")
 
 
 @pytest.fixture(scope="session")

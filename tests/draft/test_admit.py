@@ -21,7 +21,7 @@ from draft.admission_laws import (
     joint_law,
     random_request,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -105,7 +105,6 @@ def plain_admit(
     return admitted
 
 
-@settings(max_examples=200, deadline=None)
 @given(batches())
 def test_both_twins_equal_the_plain_computation(
     batch: tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int],
@@ -127,7 +126,6 @@ def test_the_twins_agree_on_large_batches_of_close_survivals() -> None:
         assert admit(c, num_drafts, uid, budget).tolist() == admit_on_device(*tensors, budget).tolist()
 
 
-@settings(max_examples=200, deadline=None)
 @given(batches(), st.data())
 def test_what_comes_after_a_draft_does_not_change_its_admission(
     batch: tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int], data: st.DataObject
@@ -141,7 +139,6 @@ def test_what_comes_after_a_draft_does_not_change_its_admission(
     assert (before[row] > k) == (after[row] > k)
 
 
-@settings(max_examples=100, deadline=None)
 @given(batches(), st.randoms(use_true_random=False))
 def test_lengths_follow_their_requests_when_rows_move(
     batch: tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int], rng: random.Random

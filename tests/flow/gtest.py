@@ -12,7 +12,7 @@ MIN_EXPECTED = 5.0
 
 
 def g_test(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> float:
-    """p-value of the likelihood-ratio test. Cells expecting fewer than MIN_EXPECTED are pooled, the unexpected with them."""
+    """p-value of the likelihood-ratio test. Cells that expect fewer than MIN_EXPECTED are pooled."""
     total = sum(counts.values())
     cells = [(counts.get(cell, 0), p * total) for cell, p in law.items() if p * total >= MIN_EXPECTED]
     observed, expected = np.array([o for o, _ in cells], float), np.array([e for _, e in cells], float)
@@ -31,7 +31,7 @@ def g_test(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> flo
 def table_p_values(
     streams: Sequence[Sequence[int]], law: Mapping[tuple[int, ...], float], first: int, last: int
 ) -> dict[str, float]:
-    """p-values of the frequencies of tokens first..last (from 0) and of their bigrams, given the law of whole streams."""
+    """p-values of the frequencies of tokens first..last (from 0) and of their bigrams; law: of whole streams."""
     found = {}
     for start, stop in [(k, k + 1) for k in range(first, last + 1)] + [(k, k + 2) for k in range(first, last)]:
         marginal: Counter[Hashable] = Counter()

@@ -29,7 +29,7 @@ def plain_ids(house: House, prompt: str, tokens: int) -> Reply:
     return house.run(house.generate(request(prompt, tokens, ignore_eos=True)))
 
 
-@pytest.mark.parametrize("position", (1, 2, 3, 5, 8))
+@pytest.mark.parametrize("position", [1, 2, 3, 5, 8])
 def test_a_stop_token_cuts_ids_text_and_usage_alike(reference_house: House, position: int) -> None:
     prompt = heldout(1, 3)[0]
     plain = plain_ids(reference_house, prompt, 24)

@@ -80,7 +80,7 @@ def test_tokens_follow_the_targets_law_20000(house: House, law: dict[tuple[int, 
 
 
 def test_the_g_test_sees_a_biased_sampler(law: dict[tuple[int, ...], float]) -> None:
-    """A sampler that takes its second token from a neighbour's law a tenth of the time is rejected; the right one is not."""
+    """A sampler whose second token is the commonest a tenth of the time is rejected; the right one is not."""
     rng = random.Random(0)
     streams, weights = list(law), list(law.values())
     right = rng.choices(streams, weights, k=20_000)

@@ -1,4 +1,4 @@
-"""Over real gRPC, reference numerics: greedy and seeded streams do not depend on speculation, company or a live switch."""
+"""Over real gRPC, reference numerics: streams do not depend on speculation, company or a live switch."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from fakes.front import Front, serving
 from google.protobuf.message import Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.v1 import inference_pb2, types_pb2
@@ -137,7 +137,6 @@ def test_no_request_is_our_fault() -> None:
     codes: Counter[grpc.StatusCode] = Counter()
     with server_in_a_thread() as (front, loop):
 
-        @settings(max_examples=150, deadline=None)
         @given(requests)
         def examples(request: GenerateRequest) -> None:
             code = asyncio.run_coroutine_threadsafe(answer(front, request), loop).result(15)

@@ -171,4 +171,4 @@ class Schedules(RuleBasedStateMachine):
 
 
 TestSchedules = Schedules.TestCase
-TestSchedules.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestSchedules.settings = settings(stateful_step_count=30)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from fakes.requests import request
 from fakes.worker import FakeWorker, describe, true_stream
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.request import Request
@@ -202,7 +202,6 @@ def test_shared_rows_fit_and_starve_nobody(decode_rows: list[int], prompt_rows: 
     gammas=st.lists(st.integers(0, 4), min_size=1, max_size=5),
     max_step_tokens=st.integers(6, 40),
 )
-@settings(max_examples=60, deadline=None)
 def test_everything_submitted_ends_with_its_tokens_and_every_page_returns(
     shapes: list[tuple[int, int, int]], gammas: list[int], max_step_tokens: int
 ) -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -116,7 +116,6 @@ params_strategy = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(st.lists(st.integers(-40, 40), min_size=6, max_size=6), params_strategy), min_size=1, max_size=8)
 )

@@ -104,4 +104,4 @@ class Pages(RuleBasedStateMachine):
 
 
 TestPages = Pages.TestCase
-TestPages.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPages.settings = settings(stateful_step_count=30)

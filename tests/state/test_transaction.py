@@ -198,7 +198,10 @@ def replay(known: tuple[int, ...], length: int) -> DevicePools:
 
 TestSpeculation = Speculation.TestCase
 TestSpeculation.settings = settings(
-    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=settings.default.max_examples // 6,
+    stateful_step_count=20,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
 )
 
 
