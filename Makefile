@@ -7,8 +7,8 @@ SHELL := bash
 export OMP_NUM_THREADS := 1
 
 PYTHON ?= python3
-# PyPI's torch for Linux brings gigabytes of CUDA libraries along; here are builds without. For a GPU: make TORCH_INDEX=
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# An extra package index to look for torch in, such as one of CPU builds; the default build for Linux may bring CUDA along.
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -22,10 +22,10 @@ help: ## List the targets
 install: $(INSTALLED) ## Create .venv from requirements.lock, with the source tree installed in place
 
 # torch goes first and alone, so that its build is settled before another package asks for torch: of one version pip
-# prefers the build with a local name, such as 2.13.0+cpu, over PyPI's. Out of the index's reach pip warns and goes on.
+# prefers the build with a local name, such as 2.13.0+cpu.
 $(INSTALLED): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps --retries 2 --timeout 30 $(TORCH_INDEX:%=--extra-index-url %) \
+	$(BIN)/python -m pip install --quiet $(TORCH_INDEX:%=--extra-index-url %) \
 		"$$(grep '^torch==' requirements.lock)"
 	$(BIN)/python -m pip install --quiet -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
