@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,25 @@ def test_the_lock_pins_what_the_project_needs_and_torch_leads():
     names = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower() for requirement in wanted}
     assert names - pinned == set()
     assert not any(name.startswith("nvidia") for name in pinned)
+
+
+def test_dependencies_are_what_the_code_imports():
+    distributions = packages_distributions()
+    imported = set()
+    for path in OUR_PYTHON:
+        if named(path).startswith("tests/") or named(path).startswith(".ci/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(node.module)
+    ours = {*ROOMS, "outrider", *sys.stdlib_module_names}
+    # Packages share the name google; the one in use is protobuf.
+    names = {"protobuf" if name.startswith("google.protobuf") else name.split(".")[0] for name in imported}
+    found = {dist.lower() for name in names - ours for dist in distributions.get(name, [name])}
+    declared = {re.match(r"[\w.-]+", requirement)[0].lower() for requirement in PROJECT["project"]["dependencies"]}
+    assert found == declared
 
 
 def test_commands_in_the_readme_exist():
