@@ -13,6 +13,7 @@ from runtime.front.hub import StreamHub
 from runtime.front.server import FrontServer
 from runtime.front.tokenizer import Tokenizer
 from runtime.link import Progress
+from runtime.statistics import EngineStatistics
 from workers.plan import WorkerDescription
 
 
@@ -63,6 +64,14 @@ class Deployment:
     def description(self) -> WorkerDescription:
         """What the rank said of itself when it was loaded."""
         return self._engine.description
+
+    def statistics(self) -> EngineStatistics:
+        """A moment of the engine."""
+        return self._engine.statistics()
+
+    def check_integrity(self) -> list[str]:
+        """Violated invariants of the host's books; empty when all hold."""
+        return self._engine.check_integrity()
 
     def facts(self) -> list[tuple[str, str]]:
         """What was started and where, as rows to print."""

@@ -98,17 +98,15 @@ class House:
 
     async def idle(self) -> None:
         """Returns when nothing runs or waits; the engine's own step boundary tells."""
-        engine = self.deployment._engine
         async with asyncio.timeout(30):
-            while (s := engine.statistics()).running or s.waiting:
+            while (s := self.deployment.statistics()).running or s.waiting:
                 await asyncio.sleep(0.01)
 
     def check_baseline(self) -> None:
         """Every page and slot is back, on the host and in the rank."""
         self.run(self.idle())
-        engine = self.deployment._engine
-        assert engine.check_integrity() == []
-        statistics = engine.statistics()
+        assert self.deployment.check_integrity() == []
+        statistics = self.deployment.statistics()
         assert all(pool.used == 0 for pool in statistics.pages), statistics
         assert statistics.slots_used == 0
 
