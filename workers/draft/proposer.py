@@ -34,10 +34,9 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Where to draft. columns: sequences of the observed batch that draft (host values, and as a tensor).
+    """Where to draft. columns_S: sequences of the observed batch that draft; slots: theirs, host values.
     max_length: host upper bound of known tokens after the step. step_id keys the noise of standard drafts."""
 
-    columns: Sequence[int]
     columns_S: Tensor
     slots: Sequence[int]
     modes: Modes
