@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -28,27 +27,22 @@ def law(house: House) -> dict[tuple[int, ...], float]:
     """P(first DEPTH tokens) at temperature 1, top_k TOP_K, exactly."""
     lm, _ = tiny.reference(demo_checkpoint())
     prompt = house.run(house.deployment._tokenizer.encode(PROMPT))
-    streams: dict[tuple[int, ...], float] = {(): 1.0}
+    streams: list[tuple[int, ...]] = [()]
+    probability_S = torch.ones(1)
+    ids_SN, cache = torch.tensor([prompt]), None
     for _ in range(DEPTH):
-        grown: dict[tuple[int, ...], float] = {}
-        for chunk in batched(streams, 512):
-            ids = torch.tensor([[*prompt, *stream] for stream, _ in chunk])
-            with torch.no_grad():
-                logits = lm(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
-            top, tokens = logits.topk(TOP_K, -1)
-            for (stream, p), probabilities, chosen in zip(
-                chunk, top.softmax(-1).tolist(), tokens.tolist(), strict=True
-            ):
-                grown |= {(*stream, token): p * q for token, q in zip(chosen, probabilities, strict=True)}
-        streams = grown
-    assert abs(sum(streams.values()) - 1) < 1e-5
-    return streams
-
-
-def batched(streams: dict[tuple[int, ...], float], size: int) -> Iterator[list[tuple[tuple[int, ...], float]]]:
-    items = list(streams.items())
-    for i in range(0, len(items), size):
-        yield items[i : i + size]
+        if cache is not None:  # each stream goes on from the state of the one it extends
+            cache.reorder_cache(torch.arange(len(streams) // TOP_K).repeat_interleave(TOP_K))
+        with torch.no_grad():
+            out = lm(input_ids=ids_SN, cache=cache, use_cache=True, logits_to_keep=1)
+        top_SK, token_SK = out.logits[:, -1].topk(TOP_K, -1)
+        probability_S = (probability_S[:, None] * top_SK.softmax(-1)).flatten()
+        streams = [
+            (*stream, token) for stream, tokens in zip(streams, token_SK.tolist(), strict=True) for token in tokens
+        ]
+        ids_SN, cache = token_SK.reshape(-1, 1), out.cache
+    assert abs(float(probability_S.sum()) - 1) < 1e-5
+    return dict(zip(streams, probability_S.tolist(), strict=True))
 
 
 def sample(house: House, count: int) -> list[list[int]]:
