@@ -100,9 +100,14 @@ def test_drafts_are_accepted_and_rejected(worker: Worker) -> None:
     driver.remove(live)
 
 
+@pytest.fixture(scope="module")
+def plain(worker: Worker) -> list[int]:
+    """The first greedy stream without speculation."""
+    return streams(worker, lambda d: d.run(0))[0]
+
+
 @pytest.mark.parametrize("position", range(6))
-def test_a_stop_token_ends_an_accepted_run_in_its_middle(worker: Worker, position: int) -> None:
-    (plain,) = (streams(worker, lambda d: d.run(0)))[:1]
+def test_a_stop_token_ends_an_accepted_run_in_its_middle(worker: Worker, plain: list[int], position: int) -> None:
     stop = plain[position]
     expected = plain[: plain.index(stop) + 1]
     for gamma in (0, 3, 8):
