@@ -12,10 +12,6 @@ from state.fold import DeltaInputs, gated_delta_chunks
 from workers.batch import Batch
 from workers.ops.base import KVReader
 
-DENSE_EXPERTS_MAX_ROWS = 8
-"""Up to this many rows every expert is applied to every row: three calls beat sorting rows by expert."""
-DENSE_EXPERTS_MAX = 16
-
 # The public name came after torch 2.9.
 _grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
 
@@ -102,13 +98,9 @@ class DefaultOps:
         self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor
     ) -> Tensor:
         num_rows, top_k = expert_NK.shape
+        if num_rows == 1 and x_ND.device.type == "cpu":
+            return _experts_of_one_row(x_ND, expert_NK, weight_NK, gate_up_EOD, down_EDF)
         num_experts = gate_up_EOD.shape[0]
-        if num_rows <= DENSE_EXPERTS_MAX_ROWS and num_experts <= DENSE_EXPERTS_MAX:
-            gate, up = torch.bmm(x_ND.expand(num_experts, -1, -1), gate_up_EOD.transpose(1, 2)).chunk(2, -1)
-            share_NE = torch.zeros(num_rows, num_experts, dtype=x_ND.dtype, device=x_ND.device)
-            share_NE.scatter_(1, expert_NK, weight_NK)
-            weighted = (F.silu(gate) * up).mul_(share_NE.t()[..., None])
-            return torch.bmm(weighted, down_EDF.transpose(1, 2)).sum(0)
         flat = expert_NK.reshape(-1)
         order = flat.argsort(stable=True)
         counts_E = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
@@ -119,3 +111,14 @@ class DefaultOps:
         out = _grouped_mm(F.silu(gate) * up, down_EDF.transpose(1, 2), offs=ends_E)
         out = torch.empty_like(out).index_copy_(0, order, out).view(num_rows, top_k, -1)
         return (out * weight_NK[..., None]).sum(1)
+
+
+def _experts_of_one_row(
+    x_1D: Tensor, expert_1K: Tensor, weight_1K: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor
+) -> Tensor:
+    """A single row on a CPU: the experts' own matrices, read in place, without sorting or grouping."""
+    out_1D = torch.zeros_like(x_1D)
+    for i, expert in enumerate(expert_1K[0].tolist()):
+        gate, up = F.linear(x_1D, gate_up_EOD[expert]).chunk(2, -1)
+        out_1D.addcmul_(F.linear(F.silu(gate) * up, down_EDF[expert]), weight_1K[:, i : i + 1])
+    return out_1D
