@@ -136,6 +136,7 @@ def test_generate_reads_a_prompt_and_stops_before_a_string(server, tokenizer):
 
 
 def test_show_rounds_spells_the_rejected_drafts_before_their_replacement(server, tokenizer):
+    assert ask(server, "policy", "set", "fixed", "--gamma", "4").code == 0
     result = ask(server, "generate", "x", "--max-tokens", "6", "--show-rounds")
     assert result.code == 0
     _, _, body = result.out.partition("\n")
