@@ -1,7 +1,8 @@
 """Device memory of one rank: paged KV, convolution windows, recurrent matrices, records, and the per-slot registers.
 
 Every tensor has a null page or a null slot at index 0, where padding reads and writes; no sequence lives there.
-Knows no model and no schedule. Only StepTransaction.commit and `enter` change committed state.
+Knows no model and no schedule. Committed state changes in three places only: StepTransaction.commit moves it on,
+`enter` zeroes it for a new sequence, `leave` zeroes the lengths of a freed slot.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class DevicePools:
                 row[: len(pages[g])] = torch.tensor(pages[g], dtype=torch.int64)
 
     def leave(self, slots: Sequence[int]) -> None:
-        """Points the tables of freed slots at the null page."""
+        """Zeroes the lengths of freed slots and points their tables at the null page; the rest stays until `enter`."""
         if slots:
             index = torch.tensor(slots, dtype=torch.int64).to(self.device)
             for table in self.tables.values():
@@ -152,6 +153,13 @@ class DevicePools:
         page_size = self.sizes.page_size
         page_N = table.view(-1).index_select(0, (slot_N * table.shape[1] + position_N // page_size).reshape(-1))
         return page_N.view(position_N.shape) * page_size + position_N % page_size
+
+    def kv_rows_of(self, group: str, slots_B: Tensor, length: int) -> Tensor:
+        """Rows of kv[layer] that hold positions 0 .. length − 1 of each slot, int64 [B, length]."""
+        page_size = self.sizes.page_size
+        pages_BP = self.tables[group][:, : num_pages_for(length, page_size)].index_select(0, slots_B)
+        within_T = torch.arange(page_size, device=slots_B.device)
+        return (pages_BP[..., None] * page_size + within_T).flatten(1)[:, :length]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that counts against the memory budget, named."""

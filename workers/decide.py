@@ -48,14 +48,15 @@ class Decision:
     margins_SW: Tensor | None
 
 
-def open_window(rank: Rank, plan: StepPlan, columns: StepColumns, batch: Batch, admitted_B: Tensor) -> Window | None:
-    """The window of a step; None where nothing samples. Reads the waiting drafts before anything overwrites them."""
-    sampling = tuple(i for i, samples in enumerate(plan.samples) if samples)
+def open_window(
+    rank: Rank, plan: StepPlan, sampling: tuple[int, ...], columns: StepColumns, batch: Batch, admitted_B: Tensor
+) -> Window | None:
+    """The window of the columns that sample; None where none does. Reads the waiting drafts before they are overwritten."""
     if not sampling:
         return None
     slots = tuple(plan.slots[i] for i in sampling)
     width = 1 + max(plan.num_drafts[i] for i in sampling)
-    columns_S = torch.tensor(sampling, dtype=torch.int64).to(batch.slots_B.device)
+    columns_S = columns.sampling_S
     slots_S = columns.slots_B.index_select(0, columns_S)
     known_S = columns.num_known_B.index_select(0, columns_S)
     first_index_S = batch.committed_B.index_select(0, columns_S) + known_S

@@ -1,20 +1,40 @@
-"""Host columns of a plan on their way to the device: one buffer per tier, allocated once, one copy per step."""
+"""Host columns of a step on their way to the device: one buffer per tier, allocated once, one copy per step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from workers.batch import Layout
 from workers.plan import StepPlan
 
 
-class StepInputs:
-    """Stages int64 columns. A tier is the next power of two above the number of sequences, so that a captured step
-    finds its inputs at fixed addresses."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepColumns:
+    """int64 on the device, views of the tier's buffer; valid until the next step is staged.
 
-    _COLUMNS = 4
+    slots_B, num_known_B, num_drafts_B: of the plan. order_B, base_B: of the target pass's layout.
+    sampling_S: columns that sample. chain_order_S, chain_base_S: of the layout of their draft chain.
+    """
+
+    slots_B: Tensor
+    num_known_B: Tensor
+    num_drafts_B: Tensor
+    order_B: Tensor
+    base_B: Tensor
+    sampling_S: Tensor
+    chain_order_S: Tensor
+    chain_base_S: Tensor
+
+
+class StepInputs:
+    """Stages columns. A tier is the next power of two above the number of sequences, so that a captured step finds its
+    inputs at fixed addresses."""
+
+    _NUM_COLUMNS = 8
 
     def __init__(self, max_sequences: int, device: torch.device) -> None:
         self._device = device
@@ -22,29 +42,39 @@ class StepInputs:
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self._max_sequences = max_sequences
 
-    def stage(self, plan: StepPlan) -> StepColumns:
-        count = len(plan.slots)
-        host, device = self._tier(count)
-        columns: tuple[Sequence[int], ...] = (plan.slots, plan.num_known, plan.num_drafts, plan.samples)
-        host[:, :count] = torch.tensor(columns, dtype=torch.int64)
+    def stage(self, plan: StepPlan, layout: Layout, sampling: Sequence[int], chain: Layout) -> StepColumns:
+        """Columns of one step. `sampling` and `chain` cover the sequences that sample, maybe none."""
+        host, device = self._tier(len(plan.slots))
+        columns = (
+            plan.slots,
+            plan.num_known,
+            plan.num_drafts,
+            layout.order,
+            layout.base,
+            sampling,
+            chain.order,
+            chain.base,
+        )
+        width = host.shape[1]
+        host.copy_(torch.tensor([[*column, *[0] * (width - len(column))] for column in columns], dtype=torch.int64))
         device.copy_(host, non_blocking=True)
-        return StepColumns(*(device[i, :count] for i in range(self._COLUMNS)))
+        views = [device[i, : len(column)] for i, column in enumerate(columns)]
+        return StepColumns(
+            slots_B=views[0],
+            num_known_B=views[1],
+            num_drafts_B=views[2],
+            order_B=views[3],
+            base_B=views[4],
+            sampling_S=views[5],
+            chain_order_S=views[6],
+            chain_base_S=views[7],
+        )
 
     def _tier(self, count: int) -> tuple[Tensor, Tensor]:
         if count > self._max_sequences:
             raise ValueError(f"{count} sequences in a step, {self._max_sequences} slots")
         tier = 1 << max(count - 1, 0).bit_length()
         if tier not in self._buffers:
-            host = torch.zeros(self._COLUMNS, tier, dtype=torch.int64, pin_memory=self._pin)
+            host = torch.zeros(self._NUM_COLUMNS, tier, dtype=torch.int64, pin_memory=self._pin)
             self._buffers[tier] = (host, torch.zeros_like(host, device=self._device))
         return self._buffers[tier]
-
-
-class StepColumns:
-    """int64 [B] on the device, views of the tier's buffer; valid until the next step is staged."""
-
-    def __init__(self, slots_B: Tensor, num_known_B: Tensor, num_drafts_B: Tensor, samples_B: Tensor) -> None:
-        self.slots_B = slots_B
-        self.num_known_B = num_known_B
-        self.num_drafts_B = num_drafts_B
-        self.samples_B = samples_B

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,11 +24,9 @@ from workers.models.weights import LoadReport, load_parameters
 from workers.ops.base import Ops
 from workers.ops.default import DefaultOps
 from workers.ops.reference import ReferenceOps
-from workers.plan import MAX_STOP_IDS, LoadError, WorkerDescription
+from workers.plan import MAX_STOP_IDS, LoadError, Progress, WorkerDescription
 from workers.sampling.registers import SamplingRegisters
 from workers.selftest import check_invariance
-
-Progress = Callable[[str, int, int], None]
 
 # Kept in float32 whatever the activations are: small, and exponentiated.
 _FLOAT32_PARAMETERS = (".a_log", ".dt_bias")
@@ -61,7 +58,9 @@ def load_rank(settings: WorkerSettings, progress: Progress) -> Rank:
         drafts = checkpoint.config.num_mtp_layers > 0 and settings.speculation.gamma_max > 0
         config = checkpoint.config if drafts else replace(checkpoint.config, num_mtp_layers=0)
         dtype = _dtype(settings, config, device)
-        ops: Ops = ReferenceOps(settings.k_slices) if settings.model.numerics == "reference" else DefaultOps(dtype)
+        ops: Ops = (
+            ReferenceOps(settings.k_slices) if settings.model.numerics == "reference" else DefaultOps(dtype, device)
+        )
         weights, report = _weights(checkpoint, config, dtype, device, progress)
     max_model_len = _max_model_len(settings.cache, config)
     gamma_max = settings.speculation.gamma_max if drafts else 0

@@ -17,7 +17,7 @@ from state.accounting import plan_memory
 from state.layout import DRAFTER_GROUP, TARGET_GROUP
 from state.pools import DevicePools
 from state.txn import StepTransaction
-from workers.batch import Batch, build_batch
+from workers.batch import Batch, build_batch, lay_out, stage_layout
 from workers.layers.context import PassContext
 from workers.models.qwen3_next import Qwen3Next
 from workers.ops.base import Ops
@@ -64,17 +64,18 @@ class Probe:
     def feed(self, counts: dict[int, int]) -> dict[int, Trace]:
         """One pass: the next `counts[i]` tokens of each named sequence, committed whole."""
         members, widths = list(counts), list(counts.values())
-        slots_B = torch.tensor([i + 1 for i in members]).to(self.pools.device)
+        layout = lay_out(widths, [self.lengths[i] + width for i, width in counts.items()], exact=True)
+        slots_B, order_B, base_B = stage_layout(layout, [i + 1 for i in members], self.pools.device)
         counts_B = torch.tensor(widths).to(self.pools.device)
         batch = build_batch(
-            slots=[i + 1 for i in members],
-            max_counts=widths,
-            exact=True,
+            layout,
+            slots_B=slots_B,
+            order_B=order_B,
+            base_B=base_B,
             counts_B=counts_B,
             committed_B=self.pools.committed_len.index_select(0, slots_B),
             num_real=sum(widths),
             row_multiple=self.ops.row_multiple,
-            max_length=max(self.lengths[i] + width for i, width in counts.items()),
         )
         txn = StepTransaction(self.pools, slots_B, batch.buckets, batch.num_rows, self.ops.delta_fold)
         hidden = self.model.forward(self._tokens(batch, 0), self._context(batch, TARGET_GROUP, txn))

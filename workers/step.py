@@ -12,7 +12,6 @@ With C the committed length before the step and w = num_known + admitted rows:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch import Tensor
 from configs.schema import WorkerSettings
 from state.layout import TARGET_GROUP
 from state.txn import StepTransaction
-from workers.batch import Batch, build_batch
+from workers.batch import Batch, Layout, build_batch, lay_out
 from workers.decide import Decision, Window, decide, open_window
 from workers.draft.admit import admit_on_device
 from workers.draft.proposer import Observation, Proposal
@@ -28,9 +27,7 @@ from workers.inputs import StepColumns
 from workers.layers.context import PassContext
 from workers.loading import Rank, load_rank
 from workers.models.qwen3_next import Hidden
-from workers.plan import StalePlan, StepPlan, StepResult, StepTimings, WorkerDescription
-
-Progress = Callable[[str, int, int], None]
+from workers.plan import Progress, StalePlan, StepPlan, StepResult, StepTimings, WorkerDescription
 
 
 class Worker:
@@ -55,10 +52,11 @@ class Worker:
         if not plan.slots:
             return _result(plan, None, None, clock * 4)
         rank = self.rank
-        columns = rank.inputs.stage(plan)
+        layout, sampling, chain = _lay_out(plan)
+        columns = rank.inputs.stage(plan, layout, sampling, chain)
         admitted_B = self._admit(plan, columns)
-        batch = self._lay_out(plan, columns, admitted_B)
-        window = open_window(rank, plan, columns, batch, admitted_B)
+        batch = self._batch(plan, layout, columns, admitted_B)
+        window = open_window(rank, plan, sampling, columns, batch, admitted_B)
         txn = StepTransaction(rank.pools, batch.slots_B, batch.buckets, batch.num_rows, rank.ops.delta_fold)
         hidden = self._target_pass(batch, txn)
         clock.append(time.perf_counter())
@@ -71,7 +69,7 @@ class Worker:
         txn.commit(committed_B)
         clock.append(time.perf_counter())
 
-        self._draft(plan, batch, window, hidden.for_draft, committed_B)
+        self._draft(plan, batch, window, chain, columns, hidden.for_draft, committed_B)
         result = _result(plan, window, decision, clock)
         if rank.proposer is not None:
             rank.proposer.accept(result.num_admitted, result.num_accepted)
@@ -102,6 +100,8 @@ class Worker:
 
     def _admit(self, plan: StepPlan, columns: StepColumns) -> Tensor:
         """Waiting drafts per sequence that go to verification, ranked by their confidence under the plan's budget."""
+        if plan.verify_budget >= sum(plan.num_drafts):
+            return columns.num_drafts_B
         return admit_on_device(
             self.rank.pools.confidence.index_select(0, columns.slots_B),
             columns.num_drafts_B,
@@ -109,18 +109,16 @@ class Worker:
             plan.verify_budget,
         )
 
-    def _lay_out(self, plan: StepPlan, columns: StepColumns, admitted_B: Tensor) -> Batch:
-        most_counts = [known + drafts for known, drafts in zip(plan.num_known, plan.num_drafts, strict=True)]
-        all_drafts = sum(plan.num_drafts)
+    def _batch(self, plan: StepPlan, layout: Layout, columns: StepColumns, admitted_B: Tensor) -> Batch:
         return build_batch(
-            slots=plan.slots,
-            max_counts=most_counts,
-            exact=plan.verify_budget >= all_drafts,
+            layout,
+            slots_B=columns.slots_B,
+            order_B=columns.order_B,
+            base_B=columns.base_B,
             counts_B=columns.num_known_B + admitted_B,
             committed_B=self.rank.pools.committed_len.index_select(0, columns.slots_B),
-            num_real=sum(plan.num_known) + min(all_drafts, plan.verify_budget),
+            num_real=sum(plan.num_known) + min(sum(plan.num_drafts), plan.verify_budget),
             row_multiple=self.rank.ops.row_multiple,
-            max_length=max(bound + count for bound, count in zip(plan.max_committed, most_counts, strict=True)),
         )
 
     def _target_pass(self, batch: Batch, txn: StepTransaction) -> Hidden:
@@ -137,25 +135,55 @@ class Worker:
         return rank.model.forward(ids_N, ctx)
 
     def _draft(
-        self, plan: StepPlan, batch: Batch, window: Window | None, hidden_ND: Tensor, committed_B: Tensor
+        self,
+        plan: StepPlan,
+        batch: Batch,
+        window: Window | None,
+        chain: Layout,
+        columns: StepColumns,
+        hidden_ND: Tensor,
+        committed_B: Tensor,
     ) -> None:
         """The drafter sees what was committed; then it drafts for the sequences that sampled."""
         proposer = self.rank.proposer
         if proposer is None:
             return
-        observation = Observation(batch=batch, slots=plan.slots, hidden_ND=hidden_ND, committed_B=committed_B)
+        observation = Observation(
+            batch=batch,
+            slots=plan.slots,
+            max_counts=_max_counts(plan),
+            hidden_ND=hidden_ND,
+            committed_B=committed_B,
+        )
         proposer.observe(observation, feed=plan.feed_drafter)
         if window is not None and plan.gamma:
             proposer.propose(
                 Proposal(
-                    columns_S=window.columns_S,
                     slots=window.slots,
                     modes=window.modes,
                     gamma=plan.gamma,
                     step_id=plan.step_id,
-                    max_length=batch.max_length + 1,
+                    chain=chain,
+                    columns_S=window.columns_S,
+                    chain_order_S=columns.chain_order_S,
+                    chain_base_S=columns.chain_base_S,
                 )
             )
+
+
+def _max_counts(plan: StepPlan) -> list[int]:
+    """Rows of each sequence if every waiting draft is admitted."""
+    return [known + drafts for known, drafts in zip(plan.num_known, plan.num_drafts, strict=True)]
+
+
+def _lay_out(plan: StepPlan) -> tuple[Layout, tuple[int, ...], Layout]:
+    """Layout of the target pass, the columns that sample, and the layout of their draft chain, a row each."""
+    counts = _max_counts(plan)
+    lengths = [bound + count for bound, count in zip(plan.max_committed, counts, strict=True)]
+    sampling = tuple(i for i, samples in enumerate(plan.samples) if samples)
+    # The newest token and gamma − 1 drafts lie beyond what the pass itself wrote.
+    chain = lay_out([1] * len(sampling), [lengths[i] + plan.gamma for i in sampling], exact=True)
+    return lay_out(counts, lengths, exact=plan.verify_budget >= sum(plan.num_drafts)), sampling, chain
 
 
 def _result(plan: StepPlan, window: Window | None, decision: Decision | None, clock: list[float]) -> StepResult:

@@ -21,7 +21,7 @@ from workers.step import Worker
 
 
 def make_ops(numerics: str, dtype: torch.dtype = torch.float32) -> Ops:
-    return ReferenceOps(2) if numerics == "reference" else DefaultOps(dtype)
+    return ReferenceOps(2) if numerics == "reference" else DefaultOps(dtype, torch.device("cpu"))
 
 
 @functools.lru_cache(maxsize=16)

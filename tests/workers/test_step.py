@@ -212,10 +212,12 @@ class Calls(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self.uploads = 0
         self.synchronising: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.count += 1
+        self.uploads += func.name() == "aten::lift_fresh"  # a tensor made of host numbers
         if func.name() in {
             "aten::_local_scalar_dense",
             "aten::nonzero",
@@ -250,6 +252,7 @@ def test_calls_do_not_grow_with_the_batch_and_nothing_reads_the_device(gamma: in
     one, many = decode_calls(worker, 1, gamma, fields), decode_calls(worker, 16, gamma, fields)
     assert many.count < 1.1 * one.count, (one.count, many.count)
     assert many.synchronising == one.synchronising == []
+    assert many.uploads == one.uploads == 1, "host numbers reach the device in one staged copy"
 
 
 def test_mixed_prefill_and_decode_share_a_step(worker: Worker) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from state.layout import DRAFTER_GROUP
 from state.pools import DevicePools
-from workers.batch import Batch, build_batch
+from workers.batch import Batch, build_batch, lay_out, stage_layout
 from workers.draft.admit import confidence
 from workers.draft.proposer import DraftCounts, Observation, Proposal
 from workers.layers.context import PassContext
@@ -43,25 +43,22 @@ class MtpProposer:
         self.gamma_max = gamma_max
         self._model, self._module = model, model.drafter
         self._pools, self._registers, self._ops = pools, registers, ops
-        self._waiting: set[int] = set()  # slots with hidden states in their window
+        self._waiting: dict[int, int] = {}  # slots with hidden states in their window, and at most how many
         self._fed: tuple[Batch, Tensor, Tensor] | None = None
-        self._drafted = [0] * gamma_max
+        self._verified = [0] * gamma_max
         self._accepted = [0] * gamma_max
 
     def begin(self, slots: Sequence[int]) -> None:
-        self._waiting.difference_update(slots)
+        for slot in slots:
+            self._waiting.pop(slot, None)
 
     def observe(self, observation: Observation, *, feed: bool) -> None:
         self._fed = None
         if not feed:
             self._stow(observation)
             return
-        stale = [slot for slot in observation.slots if slot in self._waiting]
-        if stale:
-            columns = [i for i, slot in enumerate(observation.slots) if slot in self._waiting]
-            index = torch.tensor(columns, dtype=torch.int64).to(observation.hidden_ND.device)
-            self._catch_up(stale, observation.batch.committed_B.index_select(0, index), observation.batch.max_length)
-            self._waiting.difference_update(stale)
+        if any(slot in self._waiting for slot in observation.slots):
+            self._catch_up(observation)
         batch = observation.batch
         hidden_ND = self._run(batch, observation.hidden_ND)
         end_B = batch.committed_B + observation.committed_B
@@ -76,28 +73,31 @@ class MtpProposer:
         known_S = end_B.index_select(0, proposal.columns_S)  # position of the newest token
         hidden_SD = last_BD.index_select(0, proposal.columns_S)
         self._draw(proposal, 0, slots_S, known_S, hidden_SD)
+        if proposal.gamma == 1:
+            return
+        chain = build_batch(
+            proposal.chain,
+            slots_B=slots_S,
+            order_B=proposal.chain_order_S,
+            base_B=proposal.chain_base_S,
+            counts_B=torch.ones_like(known_S),
+            committed_B=known_S,
+            num_real=len(proposal.slots),
+            row_multiple=self._ops.row_multiple,
+        )
         for step in range(1, proposal.gamma):
-            chain = build_batch(
-                slots=proposal.slots,
-                max_counts=[1] * len(proposal.slots),
-                exact=True,
-                counts_B=torch.ones_like(known_S),
-                committed_B=known_S + (step - 1),
-                num_real=len(proposal.slots),
-                row_multiple=self._ops.row_multiple,
-                max_length=proposal.max_length + step,
-            )
             hidden_SD = self._run(chain, pad_rows(hidden_SD, self._ops.row_multiple))[: len(proposal.slots)]
             self._draw(proposal, step, slots_S, known_S, hidden_SD)
+            chain = chain.next_position()
 
-    def accept(self, num_drafts: Sequence[int], num_accepted: Sequence[int]) -> None:
-        for drafts, accepted in zip(num_drafts, num_accepted, strict=True):
-            for position in range(drafts):
-                self._drafted[position] += 1
+    def accept(self, num_admitted: Sequence[int], num_accepted: Sequence[int]) -> None:
+        for admitted, accepted in zip(num_admitted, num_accepted, strict=True):
+            for position in range(admitted):
+                self._verified[position] += 1
                 self._accepted[position] += position < accepted
 
     def counts(self) -> DraftCounts:
-        return DraftCounts(drafted=tuple(self._drafted), accepted=tuple(self._accepted))
+        return DraftCounts(verified=tuple(self._verified), accepted=tuple(self._accepted))
 
     def _run(self, batch: Batch, hidden_ND: Tensor) -> Tensor:
         """The module over rows of known next tokens; writes its KV, returns its hidden states."""
@@ -150,13 +150,20 @@ class MtpProposer:
         keep_N = batch.real_N & (batch.position_N < end_N) & (batch.position_N >= end_N - window)
         row_N = (batch.slot_N * window + batch.position_N % window) * keep_N  # rows not kept land in the null slot
         pools.hidden_window.view(-1, observation.hidden_ND.shape[1]).index_copy_(0, row_N, observation.hidden_ND)
-        self._waiting.update(observation.slots)
+        for slot, count in zip(observation.slots, observation.max_counts, strict=True):
+            self._waiting[slot] = min(self._waiting.get(slot, 0) + count, window)
 
-    def _catch_up(self, slots: Sequence[int], committed_B: Tensor, max_length: int) -> None:
+    def _catch_up(self, observation: Observation) -> None:
         """Feeds what waits in the windows, in one pass, before the rows of the present step."""
         pools = self._pools
         window = pools.hidden_window.shape[1]
-        slots_B = torch.tensor(slots, dtype=torch.int64).to(committed_B.device)
+        columns = [i for i, slot in enumerate(observation.slots) if slot in self._waiting]
+        slots = [observation.slots[i] for i in columns]
+        counts = [self._waiting.pop(slot) for slot in slots]
+        layout = lay_out(counts, [observation.batch.max_length] * len(slots), exact=False)
+        slots_B, order_B, base_B = stage_layout(layout, slots, pools.device)
+        columns_B = torch.tensor(columns, dtype=torch.int64).to(pools.device)
+        committed_B = observation.batch.committed_B.index_select(0, columns_B)
         covered_B = pools.draft_len.index_select(0, slots_B)
         start_B = torch.maximum(covered_B, committed_B - window)
         # One gap per sequence: a second one swallows the good entries between the two.
@@ -166,14 +173,14 @@ class MtpProposer:
         pools.gap_start.index_copy_(0, slots_B, torch.where(had_gap_B | ~new_gap_B, gap_start_B, covered_B))
         pools.gap_end.index_copy_(0, slots_B, torch.where(new_gap_B, start_B, gap_end_B))
         batch = build_batch(
-            slots=slots,
-            max_counts=[window] * len(slots),
-            exact=False,
+            layout,
+            slots_B=slots_B,
+            order_B=order_B,
+            base_B=base_B,
             counts_B=committed_B - start_B,
             committed_B=start_B,
-            num_real=window * len(slots),
+            num_real=sum(counts),
             row_multiple=self._ops.row_multiple,
-            max_length=max_length,
         )
         row_N = batch.slot_N * window + batch.position_N % window
         self._run(batch, pools.hidden_window.view(-1, pools.hidden_window.shape[2]).index_select(0, row_N))

@@ -17,17 +17,18 @@ from typing import Protocol
 
 from torch import Tensor
 
-from workers.batch import Batch
+from workers.batch import Batch, Layout
 from workers.sampling.registers import Modes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """A committed pass. hidden_ND: the target's hidden states for drafting, flat rows of `batch`.
-    committed_B: rows committed per sequence; rows beyond are void. slots: host values."""
+    committed_B: rows committed per sequence; rows beyond are void. slots, max_counts: host values, the latter bounds."""
 
     batch: Batch
     slots: Sequence[int]
+    max_counts: Sequence[int]
     hidden_ND: Tensor
     committed_B: Tensor
 
@@ -35,21 +36,24 @@ class Observation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """Where to draft. columns_S: sequences of the observed batch that draft; slots: theirs, host values.
-    max_length: host upper bound of known tokens after the step. step_id keys the noise of standard drafts."""
+    chain: layout of one row for each of them, with its order and base on the device. step_id keys the noise of standard
+    drafts."""
 
-    columns_S: Tensor
     slots: Sequence[int]
     modes: Modes
     gamma: int
     step_id: int
-    max_length: int
+    chain: Layout
+    columns_S: Tensor
+    chain_order_S: Tensor
+    chain_base_S: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCounts:
-    """Per draft position since start: how many were drafted and how many stood."""
+    """Per draft position since start: how many were verified and how many stood."""
 
-    drafted: tuple[int, ...]
+    verified: tuple[int, ...]
     accepted: tuple[int, ...]
 
 
@@ -66,6 +70,6 @@ class Proposer(Protocol):
         """Only after an observation that fed. Drafts lie in the token log behind the newest token."""
         ...
 
-    def accept(self, num_drafts: Sequence[int], num_accepted: Sequence[int]) -> None: ...
+    def accept(self, num_admitted: Sequence[int], num_accepted: Sequence[int]) -> None: ...
 
     def counts(self) -> DraftCounts: ...

@@ -33,6 +33,7 @@ class KVReader(Protocol):
     """What a view needs of the pools."""
 
     def kv_rows(self, group: str, slot_N: Tensor, position_N: Tensor) -> Tensor: ...
+    def kv_rows_of(self, group: str, slots_B: Tensor, length: int) -> Tensor: ...
 
 
 class Ops(Protocol):

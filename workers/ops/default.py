@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -19,28 +19,29 @@ _grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketedView:
     """read_BL: per bucket, KV row of every position, the null row where there is nothing to read.
-    mask_B1WL: 0 where a cell may look, −inf elsewhere; float of the activations' dtype."""
+    mask_B1WL: 0 where a cell may look, −inf elsewhere; float of the activations' dtype.
+    shared_masks: the masks repeated for query heads that share a key/value head, made by the first layer that asks."""
 
     batch: Batch
     write_N: Tensor
     read_BL: tuple[Tensor, ...]
     mask_B1WL: tuple[Tensor, ...]
+    shared_masks: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def attend(self, q_NQD: Tensor, kv: Tensor) -> Tensor:
         """See workers.ops.base.AttentionView."""
         parts = []
         num_kv, head_dim = kv.shape[2], kv.shape[3]
         share = q_NQD.shape[1] // num_kv
-        for bucket, read_BL, mask_B1WL in zip(self.batch.buckets, self.read_BL, self.mask_B1WL, strict=True):
+        if share not in self.shared_masks:
+            self.shared_masks[share] = [mask.repeat(1, 1, share, 1) for mask in self.mask_B1WL]
+        for bucket, read_BL, mask in zip(self.batch.buckets, self.read_BL, self.shared_masks[share], strict=True):
             size, width, length = bucket.size, bucket.width, read_BL.shape[1]
             # Query heads that share a key/value head become rows of one problem, so K and V are not repeated.
             q = bucket.gather(q_NQD).view(size, width, num_kv, share, head_dim).permute(0, 2, 3, 1, 4)
             q = q.reshape(size, num_kv, share * width, head_dim)
-            k, v = (
-                part.index_select(0, read_BL.view(-1)).view(size, length, num_kv, head_dim).transpose(1, 2)
-                for part in kv
-            )
-            mask = mask_B1WL if share == 1 else mask_B1WL.repeat(1, 1, share, 1)
+            rows = read_BL.view(-1)
+            k, v = (part.index_select(0, rows).view(size, length, num_kv, head_dim).transpose(1, 2) for part in kv)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             out = out.view(size, num_kv, share, width, head_dim).permute(0, 3, 1, 2, 4)
             parts.append(out.reshape(size, width, -1, head_dim))
@@ -52,8 +53,8 @@ class DefaultOps:
 
     row_multiple = 1
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._open, self._closed = torch.tensor([0.0, float("-inf")], dtype=dtype, device=device)
 
     def linear(self, x_ND: Tensor, weight_OD: Tensor) -> Tensor:
         return F.linear(x_ND, weight_OD)
@@ -65,18 +66,17 @@ class DefaultOps:
         self, batch: Batch, pool: KVReader, group: str, gap: tuple[Tensor, Tensor] | None
     ) -> BucketedView:
         reads, masks = [], []
-        position_L = torch.arange(batch.max_length, device=batch.slots_B.device)
+        end_B = batch.committed_B + batch.counts_B
         for bucket in batch.buckets:
-            length_B = (batch.committed_B + batch.counts_B).index_select(0, bucket.members_B)
-            readable_BL = position_L < length_B[:, None]
+            position_L = torch.arange(bucket.part.length, device=end_B.device)
+            bucket_end_B = end_B if len(batch.buckets) == 1 else end_B.index_select(0, bucket.members_B)
+            readable_BL = position_L < bucket_end_B[:, None]
             if gap is not None:
                 start, end = (bound.index_select(0, bucket.slots_B)[:, None] for bound in gap)
-                readable_BL = readable_BL & ((position_L < start) | (position_L >= end))
-            slot_BL = bucket.slots_B[:, None].expand_as(readable_BL)
-            reads.append(pool.kv_rows(group, slot_BL, position_L.expand_as(readable_BL) * readable_BL) * readable_BL)
+                readable_BL &= (position_L < start) | (position_L >= end)
+            reads.append(pool.kv_rows_of(group, bucket.slots_B, bucket.part.length) * readable_BL)
             visible_BWL = readable_BL[:, None] & (position_L <= bucket.gather(batch.position_N)[..., None])
-            mask = torch.zeros(visible_BWL.shape, dtype=self._dtype, device=position_L.device)
-            masks.append(mask.masked_fill_(~visible_BWL, float("-inf"))[:, None])
+            masks.append(torch.where(visible_BWL, self._open, self._closed)[:, None])
         return BucketedView(
             batch=batch,
             write_N=pool.kv_rows(group, batch.slot_N[: batch.num_real], batch.position_N[: batch.num_real]),
