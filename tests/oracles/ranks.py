@@ -48,11 +48,12 @@ def load_worker(
     page_size: int = 16,
     hidden_window: int = 16,
     dtype: str = "auto",
+    device: str = "cpu",
 ) -> Worker:
     """A rank with pools, sized for tests."""
     return Worker.load(
         WorkerSettings(
-            model=ModelSettings(path=path or demo_checkpoint(), numerics=numerics, dtype=dtype),  # type: ignore[arg-type]
+            model=ModelSettings(path=path or demo_checkpoint(), numerics=numerics, dtype=dtype, device=device),  # type: ignore[arg-type]
             cache=CacheSettings(
                 memory_mib=512, page_size=page_size, max_running=max_running, max_model_len=max_model_len
             ),

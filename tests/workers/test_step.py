@@ -97,6 +97,11 @@ def test_drafts_are_accepted_and_rejected(worker: Worker) -> None:
     driver.run(4)
     outcomes = {accepted for drafts, accepted in live.results if drafts == 4}
     assert {0, 4} <= outcomes or len(outcomes) >= 3, outcomes
+    proposer = worker.rank.proposer
+    assert proposer is not None
+    verified, accepted = proposer.counts().verified, proposer.counts().accepted
+    assert all(0 < a < v for a, v in zip(accepted[:4], verified[:4], strict=True))
+    assert list(accepted) == sorted(accepted, reverse=True), "a draft stands only if all before it do"
     driver.remove(live)
 
 
