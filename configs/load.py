@@ -44,6 +44,8 @@ def settings_file(name: str | Path) -> Path:
     bundled = bundled_files()
     if str(name) in bundled:
         return bundled[str(name)]
+    if path.is_dir():
+        raise SettingsError(f"{path}: is a directory; give the path of a YAML file in it")
     raise SettingsError(
         f"{path}: no such file; give the path of a YAML file or one of the bundled names {', '.join(bundled)}"
     )
@@ -67,7 +69,19 @@ def load_settings(yaml_path: Path | None, overrides: Mapping[str, Any]) -> Serve
         settings = ServeSettings.model_validate(document)
     except ValidationError as error:
         raise SettingsError("\n".join(places.explain(problem) for problem in error.errors())) from None
+    _check_step(settings, places)
     return _with_checkpoint(settings, places)
+
+
+def _check_step(settings: ServeSettings, places: _Places) -> None:
+    """A step must hold a verify pass of γ_max drafts and one prompt row beside it, or prompts could starve."""
+    key, given = "scheduler.max_step_tokens", settings.scheduler.max_step_tokens
+    gamma_max = settings.speculation.gamma_max
+    if given < gamma_max + 2:
+        raise SettingsError(
+            f"{places.of(key)}{key}: {given} rows do not hold a verify pass of {gamma_max} drafts and one prompt row; "
+            f"raise it to {gamma_max + 2} or lower speculation.gamma_max"
+        )
 
 
 def _with_checkpoint(settings: ServeSettings, places: _Places) -> ServeSettings:

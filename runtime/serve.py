@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -12,9 +13,9 @@ from runtime.front.defaults import SamplingDefaults
 from runtime.front.hub import StreamHub
 from runtime.front.server import FrontServer
 from runtime.front.tokenizer import Tokenizer
-from runtime.link import Progress
 from runtime.statistics import EngineStatistics
-from workers.plan import WorkerDescription
+from workers.channel import join_address
+from workers.plan import Progress, WorkerDescription
 
 
 class Deployment:
@@ -58,12 +59,27 @@ class Deployment:
     def address(self) -> str:
         """host:port where clients reach us; known once `start` has returned."""
         assert self._port is not None, "not started"
-        return f"{self._settings.server.host}:{self._port}"
+        return join_address(self._settings.server.host, self._port)
 
     @property
     def description(self) -> WorkerDescription:
         """What the rank said of itself when it was loaded."""
         return self._engine.description
+
+    @property
+    def engine(self) -> Engine:
+        """The part that schedules. What clients may ask of it, they ask over gRPC; this is for tests and tools."""
+        return self._engine
+
+    @property
+    def supervisor(self) -> WorkerSupervisor:
+        """The part that keeps the rank alive; for tests and tools, which may end the rank behind its back."""
+        return self._supervisor
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the front uses, for tests and tools."""
+        return self._tokenizer
 
     def statistics(self) -> EngineStatistics:
         """A moment of the engine."""
@@ -88,11 +104,25 @@ class Deployment:
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raises OSError for an address that cannot be listened on: better before a checkpoint is loaded than after."""
+    """Raises OSError for an address that cannot be listened on: better before a checkpoint is loaded than after.
+
+    A name may stand for several addresses. The front listens on those that this machine has; none may be taken.
+    """
     try:
-        with socket.create_server((host, port)):
-            return
-    except OSError as error:
-        raise OSError(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another with --host and --port"
-        ) from None
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
+        raise OSError(f"cannot listen on {host!r}: {why}; give --host an address of this machine") from None
+    errors: list[OSError] = []
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen()
+        except OSError as error:
+            errors.append(error)
+    taken = [error for error in errors if error.errno == errno.EADDRINUSE]
+    if taken or len(errors) == len(found):
+        why = os.strerror((taken or errors)[0].errno or 0)
+        raise OSError(f"cannot listen on {join_address(host, port)}: {why}; choose another with --host and --port")

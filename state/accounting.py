@@ -19,6 +19,9 @@ PADDING_ROWS = 32
 TYPICAL_TOKENS = 512
 """Prompt + output of the sequence that the printed table calls typical."""
 
+WORTH_SAYING = 0.75
+"""The table advises fewer slots where those that were asked for leave less than this share of what could run."""
+
 _TOKEN_BYTES = 4
 _PROBABILITY_BYTES = 4
 _PAGE_NUMBER_BYTES = 8
@@ -92,6 +95,14 @@ class MemoryPlan:
         pages_each = num_pages_for(num_reserved_tokens(num_tokens, self.sizes.gamma_max), self.sizes.page_size)
         by_pages = min((pages // pages_each for pages in self.sizes.num_pages), default=self.sizes.num_slots)
         return (by_pages, "pages") if by_pages < self.sizes.num_slots else (self.sizes.num_slots, "slots")
+
+    def num_balanced_sequences_of(self, num_tokens: int) -> int:
+        """How many of them the budget would run at once if it held one slot for each and the rest in pages."""
+        pages_each = num_pages_for(num_reserved_tokens(num_tokens, self.sizes.gamma_max), self.sizes.page_size)
+        page_bytes = sum(size // (pages + 1) for size, pages in zip(self.kv_bytes, self.sizes.num_pages, strict=True))
+        # What is left of the budget beside the records, the null slot and the null pages.
+        left = self.budget_bytes - self.record_bytes - self.slot.total - page_bytes
+        return left // (self.slot.total + pages_each * page_bytes)
 
 
 def plan_memory(
@@ -193,6 +204,11 @@ def accounting_rows(
     for num_tokens, word in lengths:
         count, limit = plan.num_sequences_of(num_tokens)
         rows.append((f"sequences of {num_tokens} tokens ({word})", f"{count}, limited by {limit}"))
+    common = lengths[0][0]
+    count, limit = plan.num_sequences_of(common)
+    balanced = plan.num_balanced_sequences_of(common)
+    if limit == "pages" and count < WORTH_SAYING * balanced:
+        rows.append(("warning: slots take the room of pages", f"cache.max_running {balanced} would run {balanced}"))
     return tuple(rows)
 
 

@@ -12,9 +12,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, NoReturn
 
 import typer
@@ -36,8 +37,16 @@ EXIT_INTERRUPTED = 130
 DEFAULT_ADDRESS = f"{ServerSettings().host}:{ServerSettings().port}"
 """Where `outrider serve` listens when it is told nothing."""
 
-OUT = Console(highlight=False)
-ERR = Console(stderr=True, highlight=False)
+
+class _PipedConsole(Console):
+    """Leaves the end of its reader to `guarded`, where rich ends the process as failed."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # the error in hand: rich calls this where it caught it
+
+
+OUT = _PipedConsole(highlight=False)
+ERR = _PipedConsole(stderr=True, highlight=False)
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -54,12 +63,19 @@ def write(text: str) -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Runs a command's coroutine; what it raises becomes one line and an exit code.
+    """Runs a command's coroutine, guarded."""
+    with guarded():
+        asyncio.run(work)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """What is raised inside becomes one line and an exit code.
 
     OUTRIDER_TRACEBACK=1 shows the traceback of what went wrong.
     """
     try:
-        asyncio.run(work)
+        yield
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:

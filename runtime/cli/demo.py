@@ -12,8 +12,9 @@ from rich.table import Table
 
 from configs.load import demo_checkpoint, load_settings, settings_file
 from runtime.cli.comparison import Completion, PolicyRun, first_difference
-from runtime.cli.console import OUT, run, write
+from runtime.cli.console import OUT, guarded, run, write
 from runtime.cli.generate import rounds_of
+from runtime.cli.options import UINT32_MAX
 from runtime.cli.serve import StopSignals, first_of
 from runtime.cli.startup import StartupProgress, accounting_table, model_line, summary_panel
 
@@ -30,11 +31,13 @@ COMPARED_GAMMAS = (None, 2, 4)
 
 def demo(
     prompts: Annotated[int, typer.Option(min=1, max=256, help="Held-out prompts in the comparison.")] = 6,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per completion.")] = 96,
+    max_tokens: Annotated[int, typer.Option(min=2, max=UINT32_MAX, help="Tokens per completion.")] = 96,
     launcher: Annotated[str, typer.Option(help="ray or process.")] = "ray",
 ) -> None:
     """Start Ray, a worker and the gRPC front here, stream a completion, compare off, γ=2 and γ=4."""
-    run(_demo(load_settings(settings_file("demo"), {"cluster.launcher": launcher}), prompts, max_tokens))
+    with guarded():
+        settings = load_settings(settings_file("demo"), {"cluster.launcher": launcher})
+    run(_demo(settings, prompts, max_tokens))
 
 
 async def _demo(settings: ServeSettings, num_prompts: int, max_tokens: int) -> None:

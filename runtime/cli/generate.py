@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from configs.load import demo_checkpoint, load_settings
-from runtime.cli.console import ERR, EXIT_USAGE, OUT, fail, run, write
-from runtime.cli.rounds import legend, paint
+from runtime.cli.console import ERR, EXIT_USAGE, OUT, fail, guarded, run, write
+from runtime.cli.options import UINT32_MAX, UINT64_MAX, checked_address, checked_text, text_of_stdin
+from runtime.cli.rounds import COLOURS, SIGNS, legend, paint
 from runtime.cli.startup import StartupProgress
 from runtime.request import Round
 
@@ -23,31 +24,40 @@ if TYPE_CHECKING:
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
     address: Annotated[
-        str | None, typer.Option(help="Server to ask; one of its own on the demo model if left out.")
+        str | None,
+        typer.Option(
+            help="Server to ask, as host:port; one of its own on the demo model if left out.", callback=checked_address
+        ),
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint for a server of its own.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens to generate.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Most tokens to generate.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="Keep the k likeliest tokens; 0 keeps all.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, max=UINT32_MAX, help="Keep the k likeliest tokens; 0 keeps all.")
+    ] = None,
     top_p: Annotated[
         float | None, typer.Option(min=0, max=1, help="Keep the likeliest tokens up to this mass.")
     ] = None,
     min_p: Annotated[
         float | None, typer.Option(min=0, max=1, help="Drop tokens below this share of the likeliest.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Makes the text reproducible, whatever the policy.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=UINT64_MAX, help="Makes the text reproducible, whatever the policy.")
+    ] = None,
     verification: Annotated[
         Literal["standard", "coupled"] | None,
         typer.Option(help="How sampled drafts are verified; coupled goes with a seed."),
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.")] = None,
     stop_token_id: Annotated[
-        list[int] | None, typer.Option(min=0, help="End with this token; may be repeated.")
+        list[int] | None, typer.Option(min=0, max=UINT32_MAX, help="End with this token; may be repeated.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence token.")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")] = False,
     gamma: Annotated[int | None, typer.Option(min=0, help="Drafts per round of a server of its own.")] = None,
-    show_rounds: Annotated[bool, typer.Option("--show-rounds", help="Colour drafts by their fate.")] = False,
+    show_rounds: Annotated[
+        bool, typer.Option("--show-rounds", help="Mark drafts by their fate: in colour, else in signs.")
+    ] = False,
     tokenizer: Annotated[
         Path | None, typer.Option(help="With --address and --show-rounds: directory of the served model's tokenizer.")
     ] = None,
@@ -58,27 +68,29 @@ def generate(
     """
     if address is not None and (checkpoint is not None or gamma is not None):
         fail("--checkpoint and --gamma belong to a server of its own; leave out --address, or them", EXIT_USAGE)
-    from outrider.v1 import inference_pb2, types_pb2
+    text = text_of_stdin() if prompt == "-" else checked_text(prompt, "the prompt")
+    stops = [checked_text(one, "--stop") for one in stop or ()]
+    with guarded():
+        from outrider.v1 import inference_pb2, types_pb2
 
-    request = inference_pb2.GenerateRequest(
-        sampling=types_pb2.Sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            verification=f"VERIFICATION_{verification.upper()}" if verification else None,
-        ),
-        stopping=types_pb2.Stopping(
-            max_tokens=max_tokens, stop_token_ids=stop_token_id or (), stop=stop or (), ignore_eos=ignore_eos
-        ),
-        report_rounds=show_rounds,
-    )
-    text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
-    if chat:
-        request.chat.messages.add(role="user", content=text)
-    else:
-        request.text = text
+        request = inference_pb2.GenerateRequest(
+            sampling=types_pb2.Sampling(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                seed=seed,
+                verification=f"VERIFICATION_{verification.upper()}" if verification else None,
+            ),
+            stopping=types_pb2.Stopping(
+                max_tokens=max_tokens, stop_token_ids=stop_token_id or (), stop=stops, ignore_eos=ignore_eos
+            ),
+            report_rounds=show_rounds,
+        )
+        if chat:
+            request.chat.messages.add(role="user", content=text)
+        else:
+            request.text = text
     run(_generate(request, address, checkpoint, gamma, tokenizer))
 
 
@@ -99,9 +111,10 @@ async def _generate(
             return
         served = (await client.get_model()).name
         tokenizer = _tokenizer(tokenizer_directory or checkpoint, served)
-        OUT.print(legend())
+        marks = SIGNS if OUT.no_color or OUT.color_system is None else COLOURS
+        OUT.print(legend(marks))
         async for frame in client.generate(request):
-            OUT.print(paint(rounds_of(frame), lambda token: tokenizer.decode([token])), end="", soft_wrap=True)
+            OUT.print(paint(rounds_of(frame), lambda token: tokenizer.decode([token]), marks), end="", soft_wrap=True)
             _report(frame)
 
 

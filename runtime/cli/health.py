@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from runtime.cli.console import DEFAULT_ADDRESS, EXIT_NO, OUT, run
+from runtime.cli.options import Address
 
 
 def health(
-    address: Annotated[str, typer.Option(help="Server to ask.")] = DEFAULT_ADDRESS,
+    address: Address = DEFAULT_ADDRESS,
     service: Annotated[str, typer.Option(help="Service to ask about; empty asks about the process.")] = "",
-    timeout_s: Annotated[float, typer.Option(help="Longest wait for the answer.")] = 5.0,
+    timeout_s: Annotated[float, typer.Option(min=0, help="Longest wait for the answer.")] = 5.0,
 ) -> None:
     """Ask a server whether it serves; exit code 0 if so."""
     run(_health(address, service, timeout_s))

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from runtime.cli.console import DEFAULT_ADDRESS, EXIT_USAGE, OUT, fail, run
+from runtime.cli.options import UINT32_MAX, UINT64_MAX, Address
 
 if TYPE_CHECKING:
     from outrider.v1 import operator_pb2
 
 policy = typer.Typer(no_args_is_help=True, help="Read or switch the speculation policy of a running server.")
-
-Address = Annotated[str, typer.Option(help="Server to talk to.")]
 
 
 @policy.command()
@@ -27,9 +26,9 @@ def set_policy(
     mode: Annotated[
         Literal["off", "fixed"], typer.Argument(help="off: plain decoding. fixed: the same draft length for all.")
     ],
-    gamma: Annotated[int | None, typer.Option(min=0, help="Drafts per round; fixed needs it.")] = None,
+    gamma: Annotated[int | None, typer.Option(min=0, max=UINT32_MAX, help="Drafts per round; fixed needs it.")] = None,
     expected_revision: Annotated[
-        int | None, typer.Option(min=0, help="Refuse if the policy changed since this revision.")
+        int | None, typer.Option(min=0, max=UINT64_MAX, help="Refuse if the policy changed since this revision.")
     ] = None,
     address: Address = DEFAULT_ADDRESS,
 ) -> None:

@@ -107,7 +107,7 @@ class StopSignals:
 async def first_of(work: asyncio.Task[None], event: asyncio.Event) -> bool:
     """Waits for the work or the event. True when the work ended first; then its error is raised here.
 
-    Where the event came first the work is cancelled, and its end awaited.
+    Where the event came first the work is cancelled, and its end awaited; both can take seconds, hence a word before.
     """
     waiter = asyncio.ensure_future(event.wait())
     await asyncio.wait((work, waiter), return_when=asyncio.FIRST_COMPLETED)
@@ -115,6 +115,7 @@ async def first_of(work: asyncio.Task[None], event: asyncio.Event) -> bool:
     if work.done():
         work.result()
         return True
+    ERR.print("stopping")
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
     return False

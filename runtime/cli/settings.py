@@ -10,12 +10,13 @@ import yaml
 from pydantic import BaseModel
 
 from configs.schema import ServeSettings
-from runtime.cli.console import write
+from runtime.cli.console import guarded, write
 
 
 def settings() -> None:
     """Print every setting with its default and meaning, as a YAML file for `serve --config`."""
-    write("\n".join(_lines(ServeSettings(), "")) + "\n")
+    with guarded():
+        write("\n".join(_lines(ServeSettings(), "")) + "\n")
 
 
 def _lines(values: BaseModel, indent: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,9 @@ KILL_TIMEOUT_S = 10.0
 """A killed process that has not gone by then will not go: the machine is ill."""
 
 LOG_TAIL_BYTES = 2000
+
+LOGS_KEPT = 50
+"""Logs of earlier ranks that stay in a state directory."""
 
 _SOURCE_ROOTS_OF = ("workers", "outrider")
 
@@ -83,10 +87,17 @@ def source_roots() -> list[str]:
 
 
 def log_path(state_dir: Path, settings: WorkerSettings, epoch: int) -> Path:
-    """Where a rank of this machine logs; the folder is made."""
+    """Where a rank of this machine logs: a file that is new. Makes the folder and keeps it from filling up.
+
+    The name tells when and for which runtime: several may share the folder, and one in a container always has the same
+    number. Names sort by age. Of older logs the last LOGS_KEPT stay.
+    """
     folder = state_dir.absolute() / "logs"
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"worker-{settings.tp_rank}-{epoch}.log"
+    for old in sorted(folder.glob("worker-*.log"))[:-LOGS_KEPT]:
+        old.unlink(missing_ok=True)
+    began = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+    return folder / f"worker-{began}Z-runtime{os.getpid()}-rank{settings.tp_rank}-epoch{epoch}.log"
 
 
 def tail_of(path: Path) -> str:

@@ -2,6 +2,9 @@
 
 Ray ties the daemons of a local cluster to the thread that started them, so one thread makes all blocking Ray calls and
 lives as long as the launcher. Steps do not pass through Ray; the actor opens the same service as a child process does.
+
+When we are killed, the daemons and the rank go within seconds. Two of Ray's agents (DashboardAgent, RuntimeEnvAgent)
+stay for one minute: each tries that long to report the loss to a server that is lost too, and no setting shortens it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import contextlib
 import os
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +36,8 @@ POLITE_S = 1.0
 
 _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
+    # Ray's handler would print a stop signal as a crash, with a stack, before ours acts on it.
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's future default; the present one comes with a warning
 }
@@ -41,8 +46,6 @@ _LOCAL = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Idle processes made in advance have not the environment that a rank needs.
     "RAY_prestart_worker_first_driver": "0",
-    # When we are killed, Ray's agents outlive us for as long as they look for their server; a minute by default.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
 
 
@@ -61,14 +64,34 @@ def start_ray(cluster: ClusterSettings, *, num_cpus: int, namespace: str) -> boo
     if cluster.ray_address:
         ray.init(address=cluster.ray_address, **quiet)
     else:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            **quiet,
-        )
+        with _without_api_server():
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                **quiet,
+            )
     return True
+
+
+@contextlib.contextmanager
+def _without_api_server() -> Iterator[None]:
+    """Keeps a Ray that starts here from starting its API server, and goes on as Ray does where that server fails.
+
+    Without a dashboard one module is left in that server, the usage reporter. It asks the metadata addresses of clouds
+    whose machine this is before it looks whether reports are wanted, and nothing here may leave the machine. No
+    setting of Ray leaves the server out, hence its own function is replaced. Where a later Ray has no such function,
+    the start fails rather than talks.
+    """
+    from ray._private import services
+
+    start_api_server = services.start_api_server
+    services.start_api_server = lambda *_arguments, **_options: (None, None)
+    try:
+        yield
+    finally:
+        services.start_api_server = start_api_server
 
 
 class ActorWorker:

@@ -16,6 +16,7 @@ from configs.load import SettingsError, load_settings
 from configs.schema import ServeSettings
 from runtime.cli import console
 from runtime.cli.main import app
+from runtime.cli.options import checked_address
 from runtime.cli.serve import FLAG_KEYS
 from runtime.front.errors import InternalError, InvalidRequest, Unavailable
 from workers.plan import LoadError
@@ -74,6 +75,20 @@ def test_flags_win_over_set_and_set_over_the_file(outrider):
     assert "not 99" in result.stderr
 
 
+def test_a_directory_in_place_of_a_settings_file_is_called_one(outrider, tmp_path):
+    result = outrider("serve", "--config", str(tmp_path))
+    assert result.exit_code == console.EXIT_USAGE
+    assert result.stderr == f"error: {tmp_path}: is a directory; give the path of a YAML file in it\n"
+
+
+def test_a_step_too_short_for_a_verify_pass_is_refused_before_anything_is_loaded(outrider):
+    result = outrider("serve", "--set", "scheduler.max_step_tokens=8")
+    assert result.exit_code == console.EXIT_USAGE
+    assert result.stderr.startswith("error: command line: scheduler.max_step_tokens: 8 rows do not hold ")
+    assert "raise it to 10 " in result.stderr
+    assert load_settings(None, {"scheduler.max_step_tokens": 10}).scheduler.max_step_tokens == 10
+
+
 def test_a_missing_checkpoint_is_named(outrider):
     result = outrider("serve", "/nowhere")
     assert result.exit_code == console.EXIT_USAGE
@@ -86,6 +101,50 @@ def test_a_missing_checkpoint_is_named(outrider):
 )
 def test_a_policy_that_makes_no_sense_is_refused_before_anyone_is_asked(outrider, arguments):
     assert outrider(*arguments).exit_code == console.EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "x", "--seed", str(2**64)),
+        ("generate", "x", "--max-tokens", str(2**32)),
+        ("generate", "x", "--top-k", str(2**32)),
+        ("generate", "x", "--stop-token-id", str(2**32)),
+        ("policy", "set", "fixed", "--gamma", str(2**32)),
+        ("policy", "set", "off", "--expected-revision", str(2**64)),
+    ],
+)
+def test_a_number_that_no_message_holds_is_refused_before_anyone_is_asked(outrider, closed_address, arguments):
+    result = outrider(*arguments, "--address", closed_address)
+    assert result.exit_code == console.EXIT_USAGE
+    assert "Invalid value for" in result.stderr
+    *command, number = arguments
+    allowed = outrider(*command, str(int(number) - 1), "--address", closed_address)
+    assert allowed.exit_code == console.EXIT_UNAVAILABLE, allowed.stderr
+
+
+@pytest.mark.parametrize("arguments", [("generate", "caf\udce9"), ("generate", "x", "--stop", "\udce9")])
+def test_text_that_is_not_utf_8_is_one_line(outrider, closed_address, arguments):
+    result = outrider(*arguments, "--address", closed_address)
+    assert result.exit_code == console.EXIT_USAGE
+    assert result.stderr.endswith(" is not UTF-8 text\n")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["", "localhost", ":50051", "localhost:", "localhost:0", "localhost:65536", "::1:50051", "[]:1", "a b:1"]
+)
+@pytest.mark.parametrize("command", [("policy", "get"), ("health",), ("generate", "x")])
+def test_an_address_of_another_form_is_refused_before_anyone_is_asked(outrider, command, address):
+    result = outrider(*command, "--address", address)
+    assert result.exit_code == console.EXIT_USAGE
+    assert result.stderr.startswith(f"error: --address {address!r}: not of the form host:port, ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:50051", "[::1]:1", "host.example:65535"])
+def test_an_address_of_the_form_is_taken_as_it_is(address):
+    assert checked_address(address) == address
 
 
 def test_options_of_its_own_server_do_not_go_with_an_address(outrider, closed_address):

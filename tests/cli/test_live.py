@@ -143,8 +143,29 @@ def test_show_rounds_spells_the_rejected_drafts_before_their_replacement(server,
     # Round 1 is the prompt's own; then drafts 1, 2 stand and 3 (with 4 behind it) falls; then 4, 5 stand.
     own, wrong = tokenizer.decode([truth(3)]), tokenizer.decode([WRONG_TOKEN])
     kept = [tokenizer.decode([truth(position)]) for position in range(6)]
-    expected = kept[0] + kept[1] + kept[2] + wrong + kept[4] + own + kept[4] + kept[5]
-    assert body.startswith(expected)
+    first, rejected = f"{{{kept[0]}}}", f"[-{wrong}{kept[4]}-]"
+    assert body.startswith(first + kept[1] + kept[2] + rejected + f"{{{own}}}" + kept[4] + kept[5])
+
+
+def test_a_reader_that_goes_away_is_no_failure(server, tmp_path):
+    many = ("generate", "x", "--max-tokens", "400", "--address", server.address)
+    for arguments in (many, (*many, "--show-rounds"), ("settings",)):
+        read_end, write_end = os.pipe()
+        command = [sys.executable, "-m", "fakes.outrider_counting", *arguments]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment(), stdout=write_end, stderr=subprocess.PIPE, text=True
+        )
+        os.close(write_end)
+        os.close(read_end)
+        ended = finish(process)
+        assert (ended.code, ended.err) == (0, ""), arguments
+
+
+def test_a_prompt_on_standard_input_that_is_not_text_is_one_line(server):
+    result = CliRunner().invoke(app, ["generate", "-", "--address", server.address], input=b"caf\xe9")
+    assert result.exit_code == console.EXIT_USAGE
+    assert result.stderr.startswith("error: standard input is not UTF-8 text: ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_server_of_its_own_serves_one_completion_and_leaves_nothing_behind(tokenizer, tmp_path):
@@ -184,6 +205,22 @@ def test_a_taken_port_is_found_before_anything_is_loaded(server, tmp_path):
     )
 
 
+def test_a_server_on_an_ipv6_address_is_found_free_or_taken_and_reached(tmp_path, tokenizer):
+    with serving(tmp_path, "--host", "::1") as server:
+        assert re.fullmatch(r"\[::1\]:\d+", server.address)
+        assert ask(server, "health").out == "SERVING\n"
+        port = server.address.rpartition(":")[2]
+        taken = outrider("serve", "--launcher", "process", "--host", "::1", "--port", port, cwd=tmp_path)
+    assert taken.code == console.EXIT_START
+    assert taken.err.startswith(f"error: cannot listen on {server.address}: Address already in use; ")
+
+
+def test_a_host_without_an_address_is_named(tmp_path):
+    result = outrider("serve", "--launcher", "process", "--host", "300.1.2.3", cwd=tmp_path)
+    assert result.code == console.EXIT_START
+    assert re.fullmatch(r"error: cannot listen on '300\.1\.2\.3': .+; give --host an address .+\n", result.err)
+
+
 def test_a_checkpoint_that_cannot_be_loaded_ends_serve_with_the_tensor_named(tmp_path):
     result = outrider("serve", "--launcher", "process", "--port", "0", "--served-name", "badly", cwd=tmp_path)
     assert result.code == console.EXIT_START
@@ -198,6 +235,7 @@ def test_ctrl_c_while_loading_ends_cleanly(tmp_path):
         if line.startswith("weights"):
             break
     process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "stopping\n"
     assert finish(process).code == 0
     logs = list((tmp_path / ".outrider" / "logs").iterdir())
     assert len(logs) == 1

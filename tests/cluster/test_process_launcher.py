@@ -18,7 +18,7 @@ from fakes import echo_worker
 
 import runtime
 from configs.schema import ClusterSettings, ModelSettings, ServeSettings
-from runtime.cluster.launcher import worker_environment
+from runtime.cluster.launcher import LOGS_KEPT, log_path, worker_environment
 from runtime.cluster.process_launcher import ProcessLauncher
 from runtime.cluster.supervisor import RunningWorker, WorkerSupervisor
 from workers.plan import LoadError, StepTimeout, WorkerLost
@@ -214,6 +214,18 @@ asyncio.run(main())
         ended, _, _ = select.select([worker], [], [], 5)
     os.close(worker)
     assert ended
+
+
+def test_each_rank_has_a_log_of_its_own_and_the_oldest_go(tmp_path: Path) -> None:
+    written = []
+    for epoch in range(1, LOGS_KEPT + 4):
+        written.append(log_path(tmp_path, echo_worker.settings(), epoch))
+        written[-1].write_text("words")
+    assert len(set(written)) == len(written)
+    # Another server in the same folder counts its epochs from 1 too.
+    latest = log_path(tmp_path, echo_worker.settings(), 1)
+    assert latest not in written
+    assert sorted(latest.parent.iterdir()) == written[-LOGS_KEPT:]
 
 
 def test_the_environment_of_a_rank() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -71,7 +72,7 @@ def test_an_actor_serves_and_is_replaced_when_it_dies_or_hangs(tmp_path: Path) -
 
             second = await supervisor.restart("killed")
             with pytest.raises(StepTimeout):
-                await second.link.execute(echo_worker.plan(1, 2, echo_worker.UID_STOPS))
+                await asyncio.wait_for(second.link.execute(echo_worker.plan(1, 2, echo_worker.UID_STOPS)), 5)
             third = await supervisor.restart("hung")
             assert is_gone(echo_worker.pid_of(second.description))
             assert (await third.link.execute(echo_worker.plan(1, 3))).epoch == 3
@@ -88,3 +89,16 @@ def test_an_actor_that_dies_while_loading_leaves_its_last_words(tmp_path: Path) 
         await supervisor.stop()
 
     asyncio.run(run())
+
+
+def test_the_local_ray_runs_no_api_server_which_would_ask_clouds_about_this_machine() -> None:
+    import ray
+
+    session = Path(ray.get_runtime_context().worker.node.get_session_dir_path()).name
+    commands = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            commands.append((entry / "cmdline").read_bytes().decode(errors="replace"))
+    ours = [command for command in commands if session in command]
+    assert any("gcs_server" in command for command in ours)
+    assert [command for command in ours if "dashboard/dashboard.py" in command] == []

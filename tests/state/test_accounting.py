@@ -159,3 +159,23 @@ def test_the_prediction_is_what_the_device_pools_take() -> None:
         if name not in ("conv_of", "delta_of"):
             count(value)
     assert allocated == pytest.approx(figures.total_bytes, rel=2e-3)
+
+
+def warnings_of(figures: MemoryPlan, *, max_model_len: int = 4096) -> dict[str, str]:
+    rows = accounting_rows(LAYOUT, figures, max_model_len=max_model_len, max_running=figures.sizes.num_slots)
+    return {what: figure for what, figure in rows if what.startswith("warning")}
+
+
+def test_slots_that_starve_pages_are_advised_against_with_the_number_that_would_run() -> None:
+    starved = plan(max_running=4096)
+    assert starved.num_sequences_of(512)[0] < 10
+    (advice,) = warnings_of(starved).values()
+    best = starved.num_balanced_sequences_of(512)
+    assert advice == f"cache.max_running {best} would run {best}"
+    assert plan(max_running=best).num_sequences_of(512)[0] == best
+    assert plan(max_running=best + 1).num_sequences_of(512)[0] <= best
+    assert warnings_of(plan(max_running=best)) == {}
+
+
+def test_slots_that_are_all_used_are_not_advised_against() -> None:
+    assert warnings_of(plan(max_running=4)) == {}
