@@ -17,7 +17,8 @@ LOOPBACK = "127.0.0.1"
 """The default of every address on one machine."""
 
 MESSAGE_LIMIT_BYTES = 256 * 1024 * 1024
-"""Longest message: a plan that admits a full batch of long prompts is a few MiB."""
+"""Longest message of the worker link, and longest reply: a plan that admits a full batch of long prompts is a few MiB.
+What clients may send the front is bounded by `receive_limit_bytes`."""
 
 KEEPALIVE_S = 10
 """A peer is asked for a sign of life after this long without traffic, in steps or between them ..."""
@@ -86,9 +87,15 @@ def make_server(num_threads: int) -> grpc.Server:
     return grpc.server(pool, options=list(_SERVER_OPTIONS), maximum_concurrent_rpcs=None)
 
 
-def make_async_server(interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = ()) -> grpc.aio.Server:
-    """A server whose handlers are coroutines of the running event loop."""
-    return grpc.aio.server(interceptors=list(interceptors), options=list(_SERVER_OPTIONS))
+def make_async_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (), *, receive_limit_bytes: int
+) -> grpc.aio.Server:
+    """A server whose handlers are coroutines of the running event loop.
+
+    receive_limit_bytes: longest request; gRPC refuses a longer one with RESOURCE_EXHAUSTED before it is read.
+    """
+    options = {**dict(_SERVER_OPTIONS), "grpc.max_receive_message_length": receive_limit_bytes}
+    return grpc.aio.server(interceptors=list(interceptors), options=list(options.items()))
 
 
 def bind(server: grpc.Server | grpc.aio.Server, host: str, ports: range | int, security: Security = PLAIN) -> int:

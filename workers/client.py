@@ -16,6 +16,7 @@ from outrider.v1 import worker_pb2 as messages
 from outrider.v1 import worker_pb2_grpc as services
 from workers import wire
 from workers.channel import PLAIN, Security, make_async_channel
+from workers.deadline import running_timeout
 from workers.plan import Progress, StepPlan, StepResult, StepTimeout, WorkerDescription, WorkerError, WorkerLost
 
 Stream = grpc.aio.StreamStreamCall[messages.StepPlan, messages.StepResult]
@@ -64,17 +65,17 @@ class WorkerClient:
     async def execute(self, plan: StepPlan) -> StepResult:
         """One step: its plan down, its result up. Calls may overlap; results come in the order of the calls.
 
-        Raises StepTimeout when no result came within the step timeout (counted from the result before it), StalePlan
-        when worker or result speak of another step or epoch, WorkerLost for everything else. All of them end the link,
-        and so does a cancelled call.
+        Raises StepTimeout when no result came within the step timeout (counted from the result before it, without the
+        time in which this event loop stood still), StalePlan when worker or result speak of another step or epoch,
+        WorkerLost for everything else. All of them end the link, and so does a cancelled call.
         """
         if self.lost.done():
             raise WorkerLost(self.lost.result())
         assert self._stream is not None, "load comes first"
         try:
-            async with self._writing, asyncio.timeout(self._step_timeout_s):
+            async with self._writing, running_timeout(self._step_timeout_s):
                 await self._stream.write(wire.plan_to_wire(plan))
-            async with self._reading, asyncio.timeout(self._step_timeout_s):
+            async with self._reading, running_timeout(self._step_timeout_s):
                 reply = await self._stream.read()
             if not isinstance(reply, messages.StepResult):
                 raise WorkerLost(f"the worker at {self.address} closed the stream of steps")

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from outrider.v1 import inference_pb2, operator_pb2, types_pb2
+from runtime.front.bounds import MAX_CHAT_MESSAGES
 from runtime.front.defaults import SamplingDefaults
 from runtime.front.errors import InvalidRequest, UnknownModel
 from runtime.request import (
@@ -38,6 +39,9 @@ MIN_TEMPERATURE = 2.0**-20
 MAX_TEMPERATURE = 1000.0
 
 MAX_REQUEST_ID_CHARS = 256
+
+MAX_UNKNOWN_BYTES = 4096
+"""Unknown fields beyond this many bytes are refused without looking for the first: listing them takes long."""
 
 REQUEST_ID_KEY = "x-request-id"
 """Metadata key of the request id, both ways."""
@@ -97,6 +101,7 @@ def request_id_of(message: inference_pb2.GenerateRequest, metadata: Mapping[str,
 
 def options_of(message: inference_pb2.GenerateRequest, request_id: str, model: ServedModel) -> GenerateOptions:
     """Everything but the prompt. Raises InvalidRequest or UnknownModel."""
+    check_counts(message, model)
     refuse_unknown_fields(message)
     if message.HasField("model") and message.model != model.name:
         raise UnknownModel(f"model: {message.model!r} is not served here, {model.name!r} is")
@@ -114,6 +119,30 @@ def options_of(message: inference_pb2.GenerateRequest, request_id: str, model: S
         priority=message.priority,
         report_rounds=message.report_rounds,
     )
+
+
+def check_counts(message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, model: ServedModel) -> None:
+    """The first check of a request: how many entries its lists have, before any is looked at. Raises InvalidRequest."""
+    num_messages = len(message.chat.messages)
+    if num_messages > MAX_CHAT_MESSAGES:
+        raise InvalidRequest("chat.messages", f"{num_messages} messages; at most {MAX_CHAT_MESSAGES} are taken")
+    if isinstance(message, inference_pb2.TokenizeRequest):
+        return
+    _check_room("token_ids", len(message.token_ids.ids), model)
+    num_ids, num_strings = len(message.stopping.stop_token_ids), len(message.stopping.stop)
+    if num_ids > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest("stopping.stop_token_ids", f"{num_ids} ids; at most {MAX_STOP_TOKEN_IDS} are taken")
+    if num_strings > MAX_STOP_STRINGS:
+        raise InvalidRequest("stopping.stop", f"{num_strings} strings; at most {MAX_STOP_STRINGS} are taken")
+
+
+def _check_room(field: str, num_tokens: int, model: ServedModel) -> None:
+    if num_tokens >= model.max_model_len:
+        raise InvalidRequest(
+            field,
+            f"the prompt has {num_tokens} tokens and the context holds {model.max_model_len}; "
+            f"at most {model.max_model_len - 1} leave room for an answer",
+        )
 
 
 def sampling_of(message: types_pb2.Sampling, model: ServedModel) -> SamplingParams:
@@ -150,8 +179,6 @@ def sampling_of(message: types_pb2.Sampling, model: ServedModel) -> SamplingPara
 
 def _stop_token_ids(stopping: types_pb2.Stopping, model: ServedModel) -> tuple[int, ...]:
     token_ids = tuple(dict.fromkeys(stopping.stop_token_ids))
-    if len(token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest("stopping.stop_token_ids", f"{len(token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are taken")
     for index, token_id in enumerate(stopping.stop_token_ids):
         if token_id >= model.vocab_size:
             raise InvalidRequest(f"stopping.stop_token_ids[{index}]", _outside(token_id, model))
@@ -160,8 +187,6 @@ def _stop_token_ids(stopping: types_pb2.Stopping, model: ServedModel) -> tuple[i
 
 def _stop_strings(stopping: types_pb2.Stopping) -> tuple[str, ...]:
     stops = tuple(dict.fromkeys(stopping.stop))
-    if len(stops) > MAX_STOP_STRINGS:
-        raise InvalidRequest("stopping.stop", f"{len(stops)} strings; at most {MAX_STOP_STRINGS} are taken")
     for index, stop in enumerate(stopping.stop):
         size_bytes = len(stop.encode())
         if not stop:
@@ -206,13 +231,7 @@ def request_of(
     """
     if not prompt:
         raise InvalidRequest(field, "the prompt has no tokens; give at least one")
-    room = model.max_model_len - len(prompt)
-    if room < 1:
-        raise InvalidRequest(
-            field,
-            f"the prompt has {len(prompt)} tokens and the context holds {model.max_model_len}; "
-            f"at most {model.max_model_len - 1} leave room for an answer",
-        )
+    _check_room(field, len(prompt), model)
     max_tokens = model.default_max_tokens if options.max_tokens is None else options.max_tokens
     return Request(
         uid=uid,
@@ -220,7 +239,7 @@ def request_of(
         prompt=prompt,
         sampling=options.sampling,
         stopping=StopParams(
-            max_tokens=min(max_tokens, room),
+            max_tokens=min(max_tokens, model.max_model_len - len(prompt)),
             eos_token_ids=options.eos_token_ids,
             stop_token_ids=options.stop_token_ids,
             stop_strings=options.stop_strings,
@@ -231,7 +250,23 @@ def request_of(
 
 
 def refuse_unknown_fields(message: Message, path: str = "") -> None:
-    """Raises InvalidRequest where a newer client set a field that this server does not know."""
+    """Raises InvalidRequest where a newer client set a field that this server does not know.
+
+    Linear, and inside protobuf where there is none: only what leaving them out makes smaller is walked.
+    """
+    known = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    num_bytes = message.ByteSize() - known.ByteSize()
+    if num_bytes > MAX_UNKNOWN_BYTES:
+        raise InvalidRequest(
+            path or message.DESCRIPTOR.name, f"{num_bytes} bytes are fields not known to this server; leave them out"
+        )
+    if num_bytes:
+        _refuse_first_unknown_field(message, path)
+
+
+def _refuse_first_unknown_field(message: Message, path: str) -> None:
     unknown = UnknownFieldSet(message)
     if len(unknown):
         raise InvalidRequest(
@@ -241,7 +276,7 @@ def refuse_unknown_fields(message: Message, path: str = "") -> None:
     for field, value in message.ListFields():
         if field.message_type is not None:
             for part in value if field.is_repeated else (value,):
-                refuse_unknown_fields(part, f"{path}.{field.name}" if path else field.name)
+                _refuse_first_unknown_field(part, f"{path}.{field.name}" if path else field.name)
 
 
 def frame_of(delta: Delta, request_id: str) -> inference_pb2.GenerateResponse:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from runtime.front import convert
+from runtime.front.bounds import TextBound, prompt_bound, reply_bound
 from runtime.front.convert import REQUEST_ID_KEY, ServedModel
 from runtime.front.engine_link import EngineLink
 from runtime.front.errors import InvalidRequest, Unavailable
@@ -45,6 +46,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._tokenizer = tokenizer
         self._model = model
         self._version = version
+        self._prompt_bound = prompt_bound(model.max_model_len, tokenizer.longest_token_bytes)
+        self._reply_bound = reply_bound(model.vocab_size)
         self._is_draining = False
         self._num_running = 0
         self._idle = asyncio.Event()
@@ -81,8 +84,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         reply = inference_pb2.TokenizeResponse()
         async with answering(context):
+            convert.check_counts(message, self._model)
             convert.refuse_unknown_fields(message)
-            reply.token_ids.extend(await self._prompt(message))
+            reply.token_ids.extend(await self._prompt(message, self._reply_bound))
         return reply
 
     async def _generate(
@@ -112,17 +116,21 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def _request(self, message: inference_pb2.GenerateRequest, request_id: str) -> Request:
         """The checked request. Cheap checks go first, encoding last."""
         options = convert.options_of(message, request_id, self._model)
-        prompt = await self._prompt(message)
+        prompt = await self._prompt(message, self._prompt_bound)
         field = str(message.WhichOneof("input"))
         return convert.request_of(options, prompt, field=field, uid=self._engine.next_uid(), model=self._model)
 
-    async def _prompt(self, message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> tuple[int, ...]:
+    async def _prompt(
+        self, message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, bound: TextBound
+    ) -> tuple[int, ...]:
         match message.WhichOneof("input"):
             case "text":
-                return tuple(await self._tokenizer.encode(message.text))
+                return tuple(await self._tokenizer.encode(message.text, bound))
             case "chat":
                 messages, opens_answer = convert.messages_of(message.chat)
-                return tuple(await self._tokenizer.encode_chat(messages, add_generation_prompt=opens_answer))
+                return tuple(
+                    await self._tokenizer.encode_chat(messages, add_generation_prompt=opens_answer, bound=bound)
+                )
             case "token_ids":
                 assert isinstance(message, inference_pb2.GenerateRequest)
                 return convert.prompt_ids_of(message.token_ids, self._model)

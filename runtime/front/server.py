@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection
 
 from configs.schema import ServeSettings
 from outrider.v1 import inference_pb2_grpc, operator_pb2_grpc
+from runtime.front.bounds import request_limit_bytes
 from runtime.front.convert import ServedModel
 from runtime.front.defaults import SamplingDefaults
 from runtime.front.engine_link import EngineLink
@@ -16,6 +17,7 @@ from runtime.front.errors import Unavailable
 from runtime.front.health import INFERENCE, OPERATOR, Health
 from runtime.front.hub import StreamHub
 from runtime.front.inference_service import InferenceService
+from runtime.front.malformed import RefuseMalformed
 from runtime.front.operator_service import OperatorService
 from runtime.front.tokenizer import Tokenizer
 from workers.channel import bind, make_async_server
@@ -55,6 +57,7 @@ class FrontServer:
             defaults=defaults,
         )
         self._settings = settings.server
+        self._request_limit_bytes = request_limit_bytes(description.max_model_len)
         self._hub = hub
         self._health = Health(engine)
         self._inference = InferenceService(engine, hub, tokenizer, model, version=metadata.version("outrider"))
@@ -63,7 +66,7 @@ class FrontServer:
 
     async def start(self) -> int:
         """Listens on `server.host` and `server.port`; returns the bound port. Raises OSError when it is taken."""
-        server = make_async_server()
+        server = make_async_server([RefuseMalformed()], receive_limit_bytes=self._request_limit_bytes)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)  # type: ignore[no-untyped-call]
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(self._operator, server)  # type: ignore[no-untyped-call]
         await self._health.start(server)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import jinja2
 import jinja2.sandbox
 import tokenizers
 
+from runtime.front.bounds import TextBound
 from runtime.front.errors import InvalidRequest
 from runtime.stream.detokenizer import Detokenizer, Vocabulary
 from workers.plan import LoadError
@@ -20,8 +22,19 @@ from workers.plan import LoadError
 LONG_TEXT_CHARS = 4096
 """Texts past this are encoded in a thread: about a millisecond of work, more than a step of the loop can spare."""
 
+LONG_CHAT_MESSAGES = 32
+"""Chats past this are rendered in a thread, for the same reason."""
+
+GIANT_TEXT_CHARS = 256 * 1024
+"""Texts past this share one thread, so that they keep nobody else waiting for the seconds they may take."""
+
+NUM_ENCODERS = 2
+"""Threads for all other long texts."""
+
 TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What a template can raise over messages it was not written for."""
+
+_T = TypeVar("_T")
 
 
 class Tokenizer:
@@ -29,6 +42,7 @@ class Tokenizer:
 
     chat_template: jinja source, None where the checkpoint has none.
     special_tokens: names a template may use (`bos_token`, `eos_token`, ...) and their text.
+    longest_token_bytes: the most UTF-8 bytes of text that one token stands for.
     """
 
     def __init__(
@@ -40,8 +54,12 @@ class Tokenizer:
         """Raises jinja2.TemplateSyntaxError where the chat template is not one."""
         self._tokenizer = tokenizer
         self._vocabulary = Vocabulary(tokenizer)
+        self.longest_token_bytes = self._vocabulary.longest_token_bytes()
         self._special_tokens = dict(special_tokens or {})
         self._template = None if chat_template is None else _environment().from_string(chat_template)
+        # Threads of our own: what is queued in them and cancelled is skipped, and nothing else waits behind it.
+        self._encoders = ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode")
+        self._giants_encoder = ThreadPoolExecutor(1, thread_name_prefix="encode-giant")
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -68,13 +86,35 @@ class Tokenizer:
         except jinja2.TemplateSyntaxError as error:
             raise LoadError(f"{directory}: the chat template is not valid: line {error.lineno}: {error}") from error
 
-    async def encode(self, text: str) -> list[int]:
-        """Ids of a text, with the special tokens that the tokenizer itself adds. Long texts do not block the loop."""
+    async def encode(self, text: str, bound: TextBound | None = None) -> list[int]:
+        """Ids of a text, with the special tokens that the tokenizer itself adds. Long texts do not block the loop, and
+        a call that is cancelled before its turn costs nothing.
+
+        Raises InvalidRequest at once where the text is past the bound.
+        """
+        if bound is not None:
+            bound.check("text", len(text.encode()))
         return await self._encode(text, add_special_tokens=True)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> list[int]:
-        """Ids of a rendered chat. Special tokens are the template's business. Raises InvalidRequest."""
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, bound: TextBound | None = None
+    ) -> list[int]:
+        """Ids of a rendered chat. Special tokens are the template's business. Threads and cancelling as in `encode`.
+
+        Raises InvalidRequest, where the texts or the rendered chat are past the bound before anything is encoded.
+        """
+        parts = [part for message in messages for part in message.values()]
+        if bound is not None:
+            bound.check("chat", sum(len(part.encode()) for part in parts))
+
+        def render() -> str:
+            return self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+
+        num_chars = sum(map(len, parts))
+        is_short = num_chars <= LONG_TEXT_CHARS and len(messages) <= LONG_CHAT_MESSAGES
+        text = render() if is_short else await self._in_thread(render, num_chars)
+        if bound is not None:
+            bound.check("chat", len(text.encode()))
         return await self._encode(text, add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
@@ -103,9 +143,18 @@ class Tokenizer:
 
     async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         def encode() -> list[int]:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # `encode` keeps the interpreter's lock as long as it runs; the batch form lets go of it.
+            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(encoding.ids)
 
-        return encode() if len(text) <= LONG_TEXT_CHARS else await asyncio.to_thread(encode)
+        if len(text) <= LONG_TEXT_CHARS:
+            # Not the batch form: it may wait for a thread pool that all calls share.
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return await self._in_thread(encode, len(text))
+
+    async def _in_thread(self, work: Callable[[], _T], num_chars: int) -> _T:
+        threads = self._encoders if num_chars <= GIANT_TEXT_CHARS else self._giants_encoder
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -49,6 +49,14 @@ class Vocabulary:
         """A fresh detokenizer for one sequence."""
         return ByteDetokenizer(self) if self._is_byte_level else WindowDetokenizer(self)
 
+    def longest_token_bytes(self) -> int:
+        """The most UTF-8 bytes of text that one token stands for, special ones included; at least 1."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        entries = self._tokenizer.get_vocab(with_added_tokens=False)
+        # The byte alphabet has one character per byte.
+        lengths = map(len, entries) if self._is_byte_level else (len(entry.encode()) for entry in entries)
+        return max(1, *lengths, *(len(token.content.encode()) for token in added))
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
 

@@ -20,6 +20,7 @@ from runtime.front.hub import StreamHub
 from runtime.front.server import FrontServer
 from runtime.front.tokenizer import Tokenizer
 from runtime.request import Request
+from workers.channel import join_address
 
 TOKENIZER = Tokenizer.load(demo_checkpoint())
 TIMEOUT_S = 20.0
@@ -65,7 +66,7 @@ async def serving(
     hub = StreamHub(served.server)
     engine = FakeEngine(hub, script if callable(script) else lambda request: script, **engine_options)
     server = FrontServer(engine, hub, TOKENIZER, served, defaults=SamplingDefaults())
-    address = f"{served.server.host}:{await server.start()}"
+    address = join_address(served.server.host, await server.start())
     try:
         # The group ends the test when the engine's task fails: nobody would answer it.
         async with asyncio.TaskGroup() as tasks, OutriderClient(address) as client:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import tokenizers
 from fakes.front import in_loop
 
 from configs.load import demo_checkpoint
@@ -91,9 +92,9 @@ async def test_long_texts_are_encoded_beside_the_loop(monkeypatch: pytest.Monkey
         def __init__(self, inner: object) -> None:
             self._inner = inner
 
-        def encode(self, text: str, *, add_special_tokens: bool) -> object:
+        def __getattr__(self, name: str) -> object:
             threads.append(threading.current_thread().name)
-            return self._inner.encode(text, add_special_tokens=add_special_tokens)  # type: ignore[attr-defined]
+            return getattr(self._inner, name)
 
     tokenizer = Tokenizer.load(demo_checkpoint())
     monkeypatch.setattr(tokenizer, "_tokenizer", Recording(tokenizer._tokenizer))
@@ -117,12 +118,16 @@ def test_special_tokens_of_a_chat_are_the_templates_own(checkpoint: Path) -> Non
     (checkpoint / "tokenizer.json").write_text(json.dumps(document))
     (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": "hi"}))
     tokenizer = Tokenizer.load(checkpoint)
+    library = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
 
     @in_loop
     async def scenario() -> None:
         plain = await tokenizer.encode("hi")
         chat = await tokenizer.encode_chat(MESSAGES, add_generation_prompt=True)
         assert plain == [*chat, 0]
+        # Long texts are encoded by another call of the library.
+        long_text = "naïve <|endoftext|> x = 1\n" * LONG_TEXT_CHARS
+        assert await tokenizer.encode(long_text) == library.encode(long_text).ids
 
     scenario()
 

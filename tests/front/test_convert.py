@@ -136,6 +136,23 @@ def test_refusals_name_the_field(message: GenerateRequest, expected: str) -> Non
     assert refusal(message).startswith(expected)
 
 
+def test_lists_are_counted_before_anything_in_them_is_looked_at() -> None:
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage.FromString(b"\xc0\x3e\x01")] * 4097)
+    assert refusal(GenerateRequest(chat=chat)) == "chat.messages: 4097 messages; at most 4096 are taken"
+    with pytest.raises(InvalidRequest, match=r"^chat\.messages: 4097 messages"):
+        convert.check_counts(inference_pb2.TokenizeRequest(chat=chat), MODEL)
+    assert refusal(GenerateRequest(stopping=Stopping(stop=[""] * 17))).startswith("stopping.stop: 17 strings; at most")
+    ids = Stopping(stop_token_ids=[1000] * 17)
+    assert refusal(GenerateRequest(stopping=ids)).startswith("stopping.stop_token_ids: 17 ids; at most 16")
+    prompt = GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[1000] * 32))
+    assert refusal(prompt).startswith("token_ids: the prompt has 32 tokens and the context holds 32")
+
+
+def test_unknown_fields_are_not_listed_when_they_are_many() -> None:
+    stopping = Stopping.FromString(b"\xc0\x3e\x01" * 2000)
+    assert refusal(GenerateRequest(stopping=stopping)).startswith("GenerateRequest: 6001 bytes are fields not known")
+
+
 def test_prompts_that_do_not_fit_are_refused_with_the_numbers() -> None:
     assert refusal(GenerateRequest(), ()) == "text: the prompt has no tokens; give at least one"
     assert refusal(GenerateRequest(), (1,) * 32) == (

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import grpc.aio
 import pytest
-from fakes.front import Front, in_loop, request_for, serving, status_of
+from fakes.front import TOKENIZER, Front, in_loop, request_for, serving, status_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -128,6 +128,6 @@ async def test_streams_that_outlast_the_drain_end_with_unavailable() -> None:
 async def test_two_servers_cannot_share_a_port() -> None:
     async with serving() as front:
         settings = load_settings(None, {"server.port": int(front.address.rpartition(":")[2])})
-        other = FrontServer(front.engine, front.hub, None, settings, defaults=SamplingDefaults())  # type: ignore[arg-type]
+        other = FrontServer(front.engine, front.hub, TOKENIZER, settings, defaults=SamplingDefaults())
         with pytest.raises(OSError, match="cannot listen"):
             await other.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -16,6 +17,8 @@ from workers.plan import LoadError, StalePlan, StepPlan, StepTimeout, WorkerLost
 from workers.server import SERVICE_NAME, serve_worker
 
 EPOCH = 7
+ACT_TIMEOUT_S = 10
+"""Nothing here takes a second; what waits for ever fails by then, and its step timeouts are far below or above."""
 
 
 @pytest.fixture
@@ -26,6 +29,7 @@ def address() -> Iterator[str]:
         echo_worker.load, epoch=EPOCH, bind_host=LOOPBACK, advertise_host=None, ports=range(1)
     )
     yield address
+    echo_worker.GATE.set()  # a step that waits would keep the server from ending
     server.stop(None).wait()
 
 
@@ -39,8 +43,9 @@ def linked(address: str, act: Callable[[WorkerClient], Awaitable[None]], *, step
     async def run() -> None:
         client = WorkerClient(address, step_timeout_s=step_timeout_s)
         try:
-            await client.load(echo_worker.settings(), lambda *_: None)
-            await act(client)
+            async with asyncio.timeout(ACT_TIMEOUT_S):
+                await client.load(echo_worker.settings(), lambda *_: None)
+                await act(client)
         finally:
             await client.close()
 
@@ -164,6 +169,33 @@ def test_a_step_without_a_result_times_out_at_its_deadline(address: str) -> None
         with pytest.raises(StepTimeout, match=r"step 4 has no result after 0\.3 s"):
             await client.execute(plan(4, uid=echo_worker.UID_WAITS))
         assert 0.3 <= asyncio.get_running_loop().time() - begin < 2
+
+    linked(address, act, step_timeout_s=0.3)
+
+
+def test_a_result_that_waits_for_a_blocked_runtime_is_in_time(address: str) -> None:
+    """The worker answers at once; the loop stands still past the deadline and must not blame the worker."""
+
+    async def act(client: WorkerClient) -> None:
+        step = asyncio.create_task(client.execute(plan(4, uid=echo_worker.UID_WAITS)))
+        await asyncio.to_thread(echo_worker.WAITING.wait)
+        echo_worker.GATE.set()
+        time.sleep(0.6)  # the standstill itself
+        assert (await step).step_id == 4
+        assert not client.lost.done()
+
+    linked(address, act, step_timeout_s=0.2)
+
+
+def test_a_standstill_puts_a_deadline_off_and_not_away(address: str) -> None:
+    async def act(client: WorkerClient) -> None:
+        step = asyncio.create_task(client.execute(plan(4, uid=echo_worker.UID_WAITS)))
+        await asyncio.to_thread(echo_worker.WAITING.wait)
+        time.sleep(0.6)
+        begin = asyncio.get_running_loop().time()
+        with pytest.raises(StepTimeout):
+            await step
+        assert 0.1 < asyncio.get_running_loop().time() - begin < 2
         echo_worker.GATE.set()
 
     linked(address, act, step_timeout_s=0.3)
@@ -176,7 +208,6 @@ def test_abandoning_a_link_wakes_the_step_in_flight(address: str) -> None:
         client.abandon("the node went away")
         with pytest.raises(WorkerLost, match=r"^the node went away$"):
             await step
-        echo_worker.GATE.set()
 
     linked(address, act)
 
