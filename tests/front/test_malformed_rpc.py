@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import grpc
@@ -12,7 +13,9 @@ import pytest
 from fakes.front import in_loop, request_for, serving, status_of
 
 from outrider.v1 import inference_pb2
-from runtime.front.status import MAX_DETAILS_CHARS
+from runtime.front.errors import Unavailable
+from runtime.front.status import MAX_DETAILS_CHARS, answering
+from runtime.request import Request
 
 METHODS = {
     "/outrider.v1.InferenceService/Generate": True,
@@ -60,20 +63,59 @@ async def test_text_that_is_not_utf8_is_named() -> None:
         )
 
 
-def test_clients_that_leave_in_their_first_moments_leave_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_that_leave_in_their_first_moments_leave_no_trace(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     @in_loop
     async def scenario() -> None:
-        async with serving() as front:
-            for num_turns in [*range(12)] * 25:
-                calls = [front.client.call(request_for(max_tokens=4)) for _ in range(4)]
-                for _ in range(num_turns):
-                    await asyncio.sleep(0)
-                for call in calls:
-                    call.cancel()
-            await front.engine.until(lambda: not front.engine.live)
+        async with serving(steps_by_itself=False) as front:
+            submit = front.engine.submit
+
+            def submit_and_be_left(request: Request) -> None:
+                submit(request)
+                call.cancel()
+                time.sleep(0.05)  # the loop is busy; meanwhile the transport hears of it
+
+            monkeypatch.setattr(front.engine, "submit", submit_and_be_left)
+            for _ in range(10):
+                call = front.client.call(request_for(max_tokens=4))
+                assert (await call.code()) is grpc.StatusCode.CANCELLED
+                await front.engine.until(lambda: not front.engine.live)
+            assert len(front.engine.aborted) == 10
 
     scenario()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+class EndedContext:
+    """A call that has ended before its handler was told: the transport refuses whatever is sent."""
+
+    async def abort(self, *status: object) -> None:
+        raise grpc.aio.InternalError('Failed "execute_batch": (SendStatusFromServerOperation,)')
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        grpc.aio.InternalError('Failed "execute_batch": (SendInitialMetadataOperation,)'),
+        grpc.aio.UsageError("RPC already finished."),
+        Unavailable("this server has stopped"),
+    ],
+)
+def test_a_call_that_ends_under_its_handler_counts_as_cancelled(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    @in_loop
+    async def scenario() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            async with answering(EndedContext()):  # type: ignore[arg-type]
+                raise error
+
+    with caplog.at_level(logging.DEBUG, "runtime.front.status"):
+        scenario()
+    [record] = [record for record in caplog.records if record.name == "runtime.front.status"]
+    assert record.levelno == logging.DEBUG
+    assert record.exc_info is None
 
 
 @in_loop
