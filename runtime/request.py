@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-MAX_STOP_TOKEN_IDS = 16
-"""Stop token ids a request may name; the worker checks them on the device, in a table of fixed width."""
+from workers.plan import MAX_EOS_IDS, MAX_STOP_IDS
+
+MAX_STOP_TOKEN_IDS = MAX_STOP_IDS - MAX_EOS_IDS
+"""Stop token ids a request may name: what the worker's table leaves when the checkpoint's own ids are in it."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 

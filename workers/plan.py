@@ -21,7 +21,10 @@ VERIFY_EVERYTHING = 2**31 - 1
 """A verify budget that admits every waiting draft."""
 
 MAX_STOP_IDS = 32
-"""Stop and end-of-sequence ids of one sequence that a rank checks."""
+"""Stop and end-of-sequence ids of one sequence that a rank checks, in a table of this width."""
+
+MAX_EOS_IDS = 16
+"""Of these, the most that a checkpoint may name; the rest is left to the request."""
 
 Progress = Callable[[str, int, int], None]
 """What is being loaded, how much of it is done, how much there is; each stage has its own unit."""

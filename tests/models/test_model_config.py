@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workers.models.config import GenerationDefaults, read_config
-from workers.plan import LoadError
+from workers.plan import MAX_EOS_IDS, LoadError
 
 DEMO = Path(__file__).parents[2] / "configs" / "models" / "demo"
 PUBLISHED: dict[str, Any] = json.loads((DEMO / "config.json").read_text())
@@ -66,6 +66,17 @@ def test_without_a_generation_config_the_config_names_the_end(tmp_path: Path) ->
     config = read_config(write(tmp_path, {"eos_token_id": 3}))
     assert config.eos_token_ids == (3,)
     assert config.generation == GenerationDefaults()
+
+
+def test_the_most_ends_of_sequence_are_served_and_one_more_is_refused_by_name(tmp_path: Path) -> None:
+    """A row of the stop table holds these and the request's own, so more would take the rank down with everyone."""
+    most = list(range(MAX_EOS_IDS))
+    assert read_config(write(tmp_path, {}, (), {"eos_token_id": [*most, *most]})).eos_token_ids == tuple(most)
+    write(tmp_path, {}, (), {"eos_token_id": [*most, MAX_EOS_IDS]})
+    with pytest.raises(
+        LoadError, match=rf"generation_config\.json: eos_token_id is .*at most {MAX_EOS_IDS} are served"
+    ):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("held", [False, True])

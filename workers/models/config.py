@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from workers.models.fields import Fields, read_json
+from workers.plan import MAX_EOS_IDS
 
 SERVED_MODEL_TYPES = ("qwen3_next",)
 
@@ -43,7 +44,7 @@ class Qwen3NextConfig:
     tied: the output head is the embedding table.
     dtype: of the published weights: "float32", "bfloat16" or "float16".
     num_mtp_layers: 1 with a multi-token-prediction module, else 0.
-    eos_token_ids: of generation_config.json, else of config.json; may be empty.
+    eos_token_ids: of generation_config.json, else of config.json; may be empty, distinct, at most MAX_EOS_IDS.
     """
 
     model_type: str
@@ -208,7 +209,9 @@ def _dtype(fields: Fields) -> str:
 
 
 def _eos_token_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    ids = fields.integers("eos_token_id")
+    ids = tuple(dict.fromkeys(fields.integers("eos_token_id")))
     if any(not 0 <= token < vocab_size for token in ids):
         raise fields.error("eos_token_id", f"token ids run from 0 to {vocab_size - 1}")
+    if len(ids) > MAX_EOS_IDS:
+        raise fields.error("eos_token_id", f"{len(ids)} ids, and at most {MAX_EOS_IDS} are served; name fewer")
     return ids
