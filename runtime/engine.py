@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from configs.schema import ServeSettings
@@ -23,21 +23,17 @@ from runtime.events import ErrorEvent, EventSink, TokenEvent
 from runtime.front.errors import InternalError, InvalidRequest, OutriderError, Unavailable
 from runtime.intake import Intake, check_servable
 from runtime.life import Life, begin_life, next_life
-from runtime.link import Progress, WorkerSource
+from runtime.link import WorkerSource
 from runtime.request import Request, Usage
 from runtime.scheduler.queue import WaitingQueue
 from runtime.settlement import Outcome, outcomes, settle
 from runtime.statistics import Counters, EngineStatistics, PoolUse
 from runtime.verification.policy import Policy, PolicyState, PolicyStore, initial_policy
-from workers.plan import StepPlan, StepResult, WorkerDescription, WorkerError, WorkerLost
+from workers.plan import Progress, StepPlan, StepResult, WorkerDescription, WorkerError, WorkerLost
 
 log = logging.getLogger(__name__)
 
 Event = TokenEvent | ErrorEvent
-
-
-def _ignore_progress(stage: str, done: int, total: int) -> None:
-    pass
 
 
 @dataclass(slots=True)
@@ -83,21 +79,19 @@ class Engine:
         self._nothing_live.set()
         self._loop_task: asyncio.Task[None] | None = None
 
-    async def start(self, progress: Progress = _ignore_progress) -> None:
+    async def start(self, progress: Progress = lambda stage, done, total: None) -> None:
         """Starts the worker and the loop. Raises WorkerError or ValueError when the model cannot be served so."""
         assert self._loop_task is None, "an engine starts once"
         worker = await self._workers.start(progress)
         try:
-            description = worker.description
-            self._counters = Counters.for_gamma_max(description.gamma_max)
-            self._life = begin_life(worker, self._queue, self._settings, None)
-            policy = initial_policy(self._settings.speculation, description.gamma_max)
-            self._policies = PolicyStore(policy, gamma_max=description.gamma_max, effective_step=1)
+            self._adopt(begin_life(worker, self._queue, self._settings, None))
+            policy = initial_policy(self._settings.speculation, self.description.gamma_max)
+            self._policies = PolicyStore(policy, gamma_max=self.description.gamma_max, effective_step=1)
         except ValueError:
             await self._workers.stop()
             raise
-        worker.lost.add_done_callback(self._wake)
         self._loop_task = asyncio.create_task(self._run(), name="engine loop")
+        self._loop_task.add_done_callback(self._have_last_word)
         self._set_serving(True)
 
     async def stop(self, drain_s: float) -> None:
@@ -112,8 +106,11 @@ class Engine:
             self._loop_task.cancel()
             await asyncio.wait({self._loop_task})
             self._loop_task = None
-        self._deliver(self._take_held() + self._fail(list(self._live), Unavailable("the server has stopped")))
-        await self._workers.stop()
+        try:
+            self._fail(list(self._live), Unavailable("the server has stopped"))
+            self._deliver(self._take_held())
+        finally:
+            await self._workers.stop()
 
     @property
     def description(self) -> WorkerDescription:
@@ -201,13 +198,35 @@ class Engine:
                 cause = f"{type(error).__name__}: {error}"
                 log.error("the worker is lost: %s", cause)
                 running = [sequence.uid for sequence in self._current.scheduler.ledger]
-                failed = self._fail(running, Unavailable(f"the worker was lost ({cause}); try again"))
-                await self._recover(cause, failed)
+                self._fail(running, Unavailable(f"the worker was lost ({cause}); try again"))
+                await self._recover(cause)
             except Exception as error:
                 # Host and worker may disagree now; nothing that either holds can be trusted.
                 cause = f"the engine failed: {error!r}"
                 log.exception("a round failed")
-                await self._recover(cause, self._fail(list(self._live), InternalError(cause)))
+                self._fail(list(self._live), InternalError(cause))
+                await self._recover(cause)
+
+    def _have_last_word(self, loop_task: asyncio.Task[None]) -> None:
+        """Ends everything when the loop does, other than by `stop`: nothing moves any more, and nobody may wait for it.
+
+        The books are not trusted: a request is told of its end even where they fail to let go of it.
+        """
+        if self._is_stopping and loop_task.cancelling():
+            return
+        error = None if loop_task.cancelled() else loop_task.exception()
+        cause = "it was cancelled" if error is None else repr(error)
+        log.critical("the engine's loop has ended: %s; restart the server", cause, exc_info=error)
+        failure = InternalError(f"the engine has ended ({cause})")
+        self._report([*self._take_held(), *(ErrorEvent(uid=uid, error=failure) for uid in self._live)])
+        for uid in list(self._live):
+            try:
+                self._end(uid)
+            except Exception:
+                log.exception("request %d is still in the books", uid)
+        self._live.clear()
+        self._nothing_live.set()
+        self._set_serving(False)
 
     async def _turn(self) -> None:
         """One round if there is work; else waits for some."""
@@ -237,18 +256,16 @@ class Engine:
         answered = time.perf_counter()
         undecided: list[Event] = []
         for event in self._book(plan, result):
-            needs_verdict = isinstance(event, TokenEvent) and event.needs_verdict
-            (undecided if needs_verdict else self._held).append(event)
+            (undecided if event.needs_verdict else self._held).append(event)
         self._deliver(undecided)
         if plan.slots:
             host_s = (handed_over - started) + (time.perf_counter() - answered)
             self._counters.add_step(result.timings, execute_s=answered - handed_over, host_s=host_s)
 
-    def _book(self, plan: StepPlan, result: StepResult) -> list[Event]:
-        """Commits a result to the ledger, ends what is finished, and returns the events."""
+    def _book(self, plan: StepPlan, result: StepResult) -> Iterator[TokenEvent]:
+        """Commits a result to the ledger, ends what is finished, and yields the events."""
         scheduler = self._current.scheduler
         num_drafts = plan.gamma if plan.feed_drafter else 0
-        events: list[Event] = []
         for outcome in outcomes(plan, result):
             sequence = scheduler.ledger.find(outcome.slot, outcome.epoch)
             if sequence is None:
@@ -256,11 +273,10 @@ class Engine:
             try:
                 sequence.commit(outcome.num_known, outcome.emitted, num_drafts)
                 if outcome.samples:
-                    events.append(self._book_round(sequence.uid, outcome))
+                    yield self._book_round(sequence.uid, outcome)
             except ValueError as error:
                 log.error("step %d: %s", plan.step_id, error)
-                events += self._fail([sequence.uid], InternalError(f"the worker's answer does not fit: {error}"))
-        return events
+                self._fail([sequence.uid], InternalError(f"the worker's answer does not fit: {error}"))
 
     def _book_round(self, uid: int, outcome: Outcome) -> TokenEvent:
         live = self._live[uid]
@@ -283,9 +299,9 @@ class Engine:
             log.exception("the front failed on %d events", len(events))
             # Those that ended in this very batch are told too: their last event may not have got through.
             failure = InternalError(f"the front failed: {error!r}")
+            self._report(ErrorEvent(uid=event.uid, error=failure) for event in events)
             for event in events:
                 self._end(event.uid)
-            self._report([ErrorEvent(uid=event.uid, error=failure) for event in events])
             return
         for verdict in verdicts:
             undecided.discard(verdict.uid)
@@ -294,56 +310,61 @@ class Engine:
             elif verdict.uid in self._current.scheduler.ledger:
                 self._current.scheduler.ledger[verdict.uid].awaiting_verdict = False
         if undecided:
-            self._report(self._fail(undecided, InternalError("the front gave no verdict")))
+            self._fail(undecided, InternalError("the front gave no verdict"))
 
-    def _report(self, errors: list[Event]) -> None:
-        """Delivers errors to a front that has just failed; what fails again is only logged."""
-        if not errors:
-            return
-        try:
-            self._sink.deliver(errors)
-        except Exception:
-            log.exception("the front failed on %d errors", len(errors))
+    def _report(self, events: Iterable[Event]) -> None:
+        """Tells a front that may be at fault itself, of one event at a time; what fails again is only logged."""
+        for event in events:
+            try:
+                self._sink.deliver([event])
+            except Exception:
+                log.exception("the front failed on the end of request %d", event.uid)
 
-    async def _recover(self, cause: str, failed: list[Event]) -> None:
-        """Brings the worker back. `failed`: errors of the requests that its loss ended.
+    async def _recover(self, cause: str) -> None:
+        """Brings the worker back; what its loss ended is told first.
 
         Waiting requests wait on, but no longer than one start of a worker may take.
         """
         self._set_serving(False)
-        self._deliver(self._take_held() + failed)
+        self._deliver(self._take_held())
         patience_s = self._settings.cluster.start_timeout_s
         patience = asyncio.get_running_loop().call_later(patience_s, self._give_up_waiting, cause)
         try:
-            self._life = await next_life(
+            life = await next_life(
                 self._current, self._workers, self._queue, self._settings, cause=cause, pause=self._pause
             )
         finally:
             patience.cancel()
-        worker = self._life.worker
+        self._adopt(life)
         self._counters.restarts += 1
-        worker.lost.add_done_callback(self._wake)
+        self._policy_store.fit(self.description.gamma_max, effective_step=life.scheduler.next_step_id)
         for request in list(self._queue):
             try:
-                check_servable(request, worker.description)
+                check_servable(request, self.description)
             except InvalidRequest as error:  # the worker came back with less memory
-                self._deliver(self._fail([request.uid], error))
+                self._fail([request.uid], error)
+        self._deliver(self._take_held())
         self._set_serving(not self._is_stopping)
 
     def _give_up_waiting(self, cause: str) -> None:
         waiting = [request.uid for request in self._queue]
-        self._deliver(self._fail(waiting, Unavailable(f"the worker was lost and is not back ({cause}); try again")))
+        self._fail(waiting, Unavailable(f"the worker was lost and is not back ({cause}); try again"))
+        self._deliver(self._take_held())
 
-    def _wake(self, lost: asyncio.Future[str]) -> None:
-        self._work.set()
+    def _adopt(self, life: Life) -> None:
+        self._life = life
+        self._counters.fit(life.worker.description.gamma_max)
+        life.worker.lost.add_done_callback(lambda lost: self._work.set())
 
-    def _fail(self, uids: Iterable[int], error: OutriderError) -> list[Event]:
-        """Ends requests; returns their last events."""
-        return [ErrorEvent(uid=uid, error=error) for uid in uids if self._end(uid)]
+    def _fail(self, uids: Iterable[int], error: OutriderError) -> None:
+        """Ends requests; their last events are held, and so not lost whatever fails next."""
+        for uid in uids:
+            if self._end(uid):
+                self._held.append(ErrorEvent(uid=uid, error=error))
 
     def _end(self, uid: int) -> bool:
-        """Lets go of a request wherever it is; False when it has ended already."""
-        live = self._live.pop(uid, None)
+        """Lets go of a request wherever it is; False when it has ended already. Until that is done it is live."""
+        live = self._live.get(uid)
         if live is None:
             return False
         if uid in self._queue:
@@ -351,6 +372,7 @@ class Engine:
         elif uid in self._current.scheduler.ledger:
             self._current.scheduler.release(uid)
         self._intake.forget(live.request.request_id)
+        del self._live[uid]
         if not self._live:
             self._nothing_live.set()
         return True

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from configs.schema import ServeSettings
-from runtime.link import Worker, WorkerSource
+from runtime.link import LoadedWorker, WorkerSource
 from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.scheduler import Scheduler
 from state.ledger import Ledger
@@ -22,11 +22,11 @@ RESTART_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 class Life:
     """A loaded worker and the scheduler of what runs on it."""
 
-    worker: Worker
+    worker: LoadedWorker
     scheduler: Scheduler
 
 
-def begin_life(worker: Worker, queue: WaitingQueue, settings: ServeSettings, last: Life | None) -> Life:
+def begin_life(worker: LoadedWorker, queue: WaitingQueue, settings: ServeSettings, last: Life | None) -> Life:
     """Fresh pools and the old queue. Step ids and slot epochs go on rising, so nothing of an earlier life is taken for
     something of this one. Raises ValueError when the step size does not suit the worker."""
     description = worker.description

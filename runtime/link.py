@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
-from workers.plan import StepPlan, StepResult, WorkerDescription
-
-Progress = Callable[[str, int, int], None]
-"""Hears how far a start has come: (stage, done, total)."""
+from workers.plan import Progress, StepPlan, StepResult, WorkerDescription
 
 
 class StepLink(Protocol):
@@ -20,8 +16,8 @@ class StepLink(Protocol):
         ...
 
 
-class Worker(Protocol):
-    """A loaded worker."""
+class LoadedWorker(Protocol):
+    """A worker as the engine sees it, from its load to its loss."""
 
     @property
     def link(self) -> StepLink: ...
@@ -43,11 +39,11 @@ class Worker(Protocol):
 class WorkerSource(Protocol):
     """Starts workers and brings them back."""
 
-    async def start(self, progress: Progress) -> Worker:
+    async def start(self, progress: Progress) -> LoadedWorker:
         """Launches and loads. Raises WorkerError."""
         ...
 
-    async def restart(self, reason: str) -> Worker:
+    async def restart(self, reason: str) -> LoadedWorker:
         """Ends what is left of the worker and starts anew with a fresh epoch. Raises WorkerError; may be retried."""
         ...
 

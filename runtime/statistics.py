@@ -66,13 +66,10 @@ class Counters:
     host_s: float = 0.0
     restarts: int = 0
 
-    @classmethod
-    def for_gamma_max(cls, gamma_max: int) -> Counters:
-        return cls(
-            drafted_per_position=[0] * gamma_max,
-            admitted_per_position=[0] * gamma_max,
-            accepted_per_position=[0] * gamma_max,
-        )
+    def fit(self, gamma_max: int) -> None:
+        """Makes room for drafts of `gamma_max` tokens; what was counted stays."""
+        for counts in (self.drafted_per_position, self.admitted_per_position, self.accepted_per_position):
+            counts += [0] * (gamma_max - len(counts))
 
     def add_round(self, outcome: Outcome) -> None:
         """Counts one pass that sampled, of one sequence."""

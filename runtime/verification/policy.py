@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from configs.schema import SpeculationSettings
 from runtime.front.errors import InvalidRequest, StaleRevision
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,14 @@ class PolicyState:
 def initial_policy(speculation: SpeculationSettings, gamma_max: int) -> Policy:
     """The policy at start. `gamma_max` is the worker's and may be below the one asked for; a checkpoint without a
     drafter has 0."""
-    if speculation.policy == "off" or gamma_max == 0:
-        return Off()
-    return Fixed(min(speculation.gamma, gamma_max))
+    return Off() if speculation.policy == "off" else _lowered(Fixed(speculation.gamma), gamma_max)
+
+
+def _lowered(policy: Policy, gamma_max: int) -> Policy:
+    """The policy with drafts no longer than `gamma_max`."""
+    if isinstance(policy, Fixed) and policy.gamma > gamma_max:
+        return Fixed(gamma_max) if gamma_max else Off()
+    return policy
 
 
 class PolicyStore:
@@ -74,3 +82,14 @@ class PolicyStore:
             )
         self.state = PolicyState(policy=policy, revision=self.state.revision + 1, effective_step=effective_step)
         return self.state
+
+    def fit(self, gamma_max: int, *, effective_step: int) -> None:
+        """Takes the limit of a worker that came back. A policy beyond it is lowered, under a new revision; one that an
+        earlier limit lowered stays so."""
+        self.gamma_max = gamma_max
+        policy = _lowered(self.state.policy, gamma_max)
+        if policy != self.state.policy:
+            log.warning(
+                "the worker drafts at most %d tokens now: policy %s becomes %s", gamma_max, self.state.policy, policy
+            )
+            self.state = PolicyState(policy=policy, revision=self.state.revision + 1, effective_step=effective_step)

@@ -32,18 +32,27 @@ async def no_pause(seconds: float) -> None:
 
 
 class House:
-    """An engine between a fake worker and a recording sink."""
+    """An engine between a fake worker and a recording sink.
+
+    pause_error: what the pause between attempts to restart raises, if anything.
+    """
 
     def __init__(self, source: FakeSource, settings: ServeSettings) -> None:
         self.source = source
         self.sink = RecordingSink()
-        self.engine = Engine(settings, source, self.sink, pause=no_pause)
+        self.engine = Engine(settings, source, self.sink, pause=self._pause)
+        self.pause_error: Exception | None = None
         self.states: list[bool] = []
         self.engine.add_state_listener(self.states.append)
 
     @property
     def num_pages_used(self) -> int:
         return sum(use.used for use in self.engine.statistics().pages)
+
+    async def _pause(self, seconds: float) -> None:
+        await no_pause(seconds)
+        if self.pause_error is not None:
+            raise self.pause_error
 
     async def step(self) -> None:
         """Lets the step in flight answer."""

@@ -75,7 +75,7 @@ class Tenant:
 
 
 class FakeWorker:
-    """StepLink and Worker in one. `accept` is the chance of a draft to be right.
+    """StepLink and LoadedWorker in one. `accept` is the chance of a draft to be right.
 
     gated: a step waits for `let_go` before it answers.
     corrupt_uids: sequences whose counts come back wrong.
@@ -242,7 +242,7 @@ class FakeSource:
     def __init__(self, description: WorkerDescription | None = None, **worker_options: object) -> None:
         self.description = description or describe()
         self.workers: list[FakeWorker] = []
-        self.failures: list[Exception | None] = []
+        self.failures: list[BaseException | None] = []
         self.reasons: list[str] = []
         self.is_stopped = False
         self.hold_restarts = False
