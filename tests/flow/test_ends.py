@@ -144,7 +144,7 @@ def test_characters_of_several_bytes_never_break(house: House) -> None:
         )
 
     house.set_policy(4)
-    tokenizer = house.deployment._tokenizer
+    tokenizer = house.deployment.tokenizer
     for reply in house.run(run()):
         assert reply.text == tokenizer.decode(reply.ids)
         assert "".join(f.text for f in reply.frames).encode("utf-8")

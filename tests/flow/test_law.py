@@ -26,7 +26,7 @@ TOP_K, DEPTH, TOKENS, GAMMA = 8, 5, 6, 3
 def law(house: House) -> dict[tuple[int, ...], float]:
     """P(first DEPTH tokens) at temperature 1, top_k TOP_K, exactly."""
     lm, _ = tiny.reference(demo_checkpoint())
-    prompt = house.run(house.deployment._tokenizer.encode(PROMPT))
+    prompt = house.run(house.deployment.tokenizer.encode(PROMPT))
     streams: list[tuple[int, ...]] = [()]
     probability_S = torch.ones(1)
     ids_SN, cache = torch.tensor([prompt]), None

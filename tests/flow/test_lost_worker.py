@@ -46,7 +46,7 @@ def test_streams_end_and_service_returns(faulty_house: House, fault: signal.Sign
         flags = [asyncio.Event() for _ in range(4)]
         streams = [asyncio.create_task(until_code(house, flag)) for flag in flags]
         await asyncio.gather(*(flag.wait() for flag in flags))
-        launched = house.deployment._supervisor.launched
+        launched = house.deployment.supervisor.launched
         assert launched is not None
         assert launched.pid is not None
         os.kill(launched.pid, fault)
@@ -65,7 +65,7 @@ def test_streams_end_and_service_returns(faulty_house: House, fault: signal.Sign
 
 def test_an_idle_rank_that_dies_is_replaced(faulty_house: House) -> None:
     house = faulty_house
-    launched = house.deployment._supervisor.launched
+    launched = house.deployment.supervisor.launched
     assert launched is not None
     assert launched.pid is not None
     gone = asyncio.run_coroutine_threadsafe(_not_serving(house), house.loop)
@@ -78,7 +78,7 @@ def test_an_idle_rank_that_dies_is_replaced(faulty_house: House) -> None:
 
 async def _not_serving(house: House) -> None:
     lost = asyncio.Event()
-    house.deployment._engine.add_state_listener(lambda serving: None if serving else lost.set())
-    if not house.deployment._engine.is_serving:
+    house.deployment.engine.add_state_listener(lambda serving: None if serving else lost.set())
+    if not house.deployment.engine.is_serving:
         return
     await lost.wait()
