@@ -25,6 +25,7 @@ from rich.markup import escape
 from configs.load import SettingsError
 from configs.schema import ServerSettings
 from runtime.front.errors import InvalidRequest, OutriderError, Unavailable
+from workers.channel import join_address
 from workers.plan import WorkerError
 
 EXIT_NO = 1
@@ -34,7 +35,7 @@ EXIT_UNAVAILABLE = 4
 EXIT_REFUSED = 5
 EXIT_INTERRUPTED = 130
 
-DEFAULT_ADDRESS = f"{ServerSettings().host}:{ServerSettings().port}"
+DEFAULT_ADDRESS = join_address(ServerSettings().host, ServerSettings().port)
 """Where `outrider serve` listens when it is told nothing."""
 
 

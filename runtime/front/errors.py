@@ -9,6 +9,8 @@ OutriderError
 ├── Unavailable         UNAVAILABLE          not ready, draining, or the worker was lost
 ├── StaleRevision       ABORTED              the policy changed since the caller read it
 └── InternalError       INTERNAL             our bug
+
+gRPC itself answers a message past its limit (see bounds.py) with RESOURCE_EXHAUSTED, before any of this is asked.
 """
 
 from __future__ import annotations

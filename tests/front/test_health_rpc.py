@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import grpc
 import grpc.aio
@@ -122,6 +123,17 @@ async def test_streams_that_outlast_the_drain_end_with_unavailable() -> None:
         assert await status_of(running) == (Code.UNAVAILABLE, "this server has stopped; ask another one")
         await stopping
         assert front.engine.aborted == [uid]
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_a_server_on_ipv6_is_reached_by_its_address() -> None:
+    @in_loop
+    async def scenario() -> None:
+        async with serving(settings={"server.host": "::1"}) as front:
+            assert front.address.startswith("[::1]:")
+            assert await check(front, "") == Status.SERVING
+
+    scenario()
 
 
 @in_loop

@@ -21,13 +21,15 @@ from hypothesis import strategies as st
 from outrider.v1 import inference_pb2, types_pb2
 from outrider.v1.inference_pb2 import GenerateRequest
 
+ODD = 7
+"""The roll that makes something wild; hypothesis draws the ends of a range too often for it to be one of them."""
 UNKNOWN_FIELD = b"\xc0\x3e\x01"
 REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
 
 
 def mostly(sound: st.SearchStrategy[Any], wild: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """One value in ten is wild, so that most requests are not refused for their first field."""
-    return st.integers(0, 9).flatmap(lambda roll: wild if roll == 0 else sound)
+    return st.integers(0, 9).flatmap(lambda roll: wild if roll == ODD else sound)
 
 
 UINT32 = mostly(st.integers(1, 4095), st.sampled_from([0, 4096, 2**31, 2**32 - 1]))
@@ -42,7 +44,7 @@ def optional_fields(draw: st.DrawFn, kind: type[Message], fields: dict[str, st.S
     """A message with any subset of some fields, and once in a while one that nobody knows."""
     names = draw(st.sets(st.sampled_from(sorted(fields))))
     message = kind(**{name: draw(fields[name]) for name in sorted(names)})
-    if draw(st.integers(0, 19)) == 0:
+    if draw(st.integers(0, 19)) == ODD:
         message.MergeFromString(UNKNOWN_FIELD)
     return message
 
@@ -62,8 +64,8 @@ stoppings = optional_fields(
     types_pb2.Stopping,
     {
         "max_tokens": UINT32,
-        "stop_token_ids": st.lists(UINT32, max_size=3) | st.lists(UINT32, max_size=20),
-        "stop": st.lists(TEXTS, max_size=3) | st.lists(TEXTS, max_size=20),
+        "stop_token_ids": mostly(st.lists(UINT32, max_size=3), st.lists(UINT32, max_size=20)),
+        "stop": mostly(st.lists(TEXTS, max_size=3), st.lists(TEXTS, max_size=20)),
         "ignore_eos": st.booleans(),
     },
 )

@@ -10,7 +10,7 @@ import pytest
 from fakes import echo_worker
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from workers.channel import LOOPBACK, bind, make_channel, make_server
+from workers.channel import LOOPBACK, bind, join_address, make_channel, make_server
 from workers.client import WorkerClient
 from workers.main import factory_at
 from workers.plan import LoadError, StalePlan, StepPlan, StepTimeout, WorkerLost
@@ -231,6 +231,13 @@ def test_a_port_range_is_searched_and_its_end_is_an_error() -> None:
     assert bind(other, LOOPBACK, range(port, port + 20)) > port
     first.stop(None)
     other.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"), [("::1", "[::1]:5"), ("127.0.0.1", "127.0.0.1:5"), ("localhost", "localhost:5")]
+)
+def test_addresses_bracket_what_has_colons(host: str, address: str) -> None:
+    assert join_address(host, 5) == address
 
 
 def test_a_factory_that_cannot_be_imported_is_a_failed_load() -> None:

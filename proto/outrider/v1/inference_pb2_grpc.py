@@ -59,7 +59,8 @@ class InferenceServiceServicer:
         of tokens (speculation commits several per pass): do not take one frame for one token.
 
         INVALID_ARGUMENT: a field is wrong (named, with the remedy). NOT_FOUND: another model is served here.
-        ALREADY_EXISTS: the request id is live. RESOURCE_EXHAUSTED: the queue is full, or the reader fell behind.
+        ALREADY_EXISTS: the request id is live. RESOURCE_EXHAUSTED: the queue is full, the reader fell behind, or the message
+        is longer than 4 MiB (16 bytes per token of context where that is more, at most 16 MiB).
         UNAVAILABLE: draining, not ready, or the worker was lost. Trailing metadata `x-tokens-sent` counts the ids that went
         out before the end: retry an error only where it is 0.
         """
@@ -74,7 +75,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """INVALID_ARGUMENT: among others, a text whose ids might not fit the 4 MiB of a reply.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
