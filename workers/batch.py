@@ -1,8 +1,8 @@
-"""The rows of one pass, as index tensors. Built once per pass from lengths on the device; knows no layer and no weights.
+"""The rows of one pass as index tensors, built once per pass from lengths on the device. Knows no layers, no weights.
 
-Rows are flat [N]; sequences own contiguous runs of them. Mixers need [B, W] instead: buckets hold sequences of about one
-width and one length, so the number of torch calls grows with neither the sequences nor the rows, and nobody pays for a
-neighbour's long chunk or long context more than fourfold. Bucket and row maps:
+Rows are flat [N]; sequences own contiguous runs of them. Mixers need [B, W] instead: buckets hold sequences of about
+one width and one length, so the number of torch calls grows with neither the sequences nor the rows, and nobody pays
+for a neighbour's long chunk or long context more than fourfold. Bucket and row maps:
 
     flat rows      [ s0 s0 s0 | s1 | s2 s2 s2 s2 ... s2 | padding ]
     narrow bucket  B = {s0, s1}, W = 3      wide bucket  B = {s2}, W = 256
@@ -30,8 +30,8 @@ GROWTH = 4
 class Part:
     """One bucket as the host sees it: columns order[start:stop] of the layout, padded to `width` cells.
 
-    length: exclusive bound of the positions read and written. dense: the cells are rows [first_row, first_row + B·W), in
-    order and without gaps, so that a view replaces a gather.
+    length: exclusive bound of the positions read and written. dense: the cells are rows [first_row, first_row + B·W),
+    in order and without gaps, so that a view replaces a gather.
     """
 
     start: int
@@ -55,8 +55,8 @@ class Layout:
 def lay_out(max_counts: Sequence[int], max_lengths: Sequence[int], *, exact: bool) -> Layout:
     """Sorts sequences into buckets by width and length.
 
-    max_counts: host bounds of the rows of each sequence; `exact` promises that they are the rows. max_lengths: exclusive
-    host bounds of its positions after the pass.
+    max_counts: host bounds of the rows of each sequence; `exact` promises that they are the rows. max_lengths:
+    exclusive host bounds of its positions after the pass.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for column, (count, length) in enumerate(zip(max_counts, max_lengths, strict=True)):

@@ -51,7 +51,7 @@ class Decision:
 def open_window(
     rank: Rank, plan: StepPlan, sampling: tuple[int, ...], columns: StepColumns, batch: Batch, admitted_B: Tensor
 ) -> Window | None:
-    """The window of the columns that sample; None where none does. Reads the waiting drafts before they are overwritten."""
+    """The window of the columns that sample; None where none does. Reads the waiting drafts while they are there."""
     if not sampling:
         return None
     slots = tuple(plan.slots[i] for i in sampling)

@@ -1,7 +1,7 @@
 """Tokens per second by policy and concurrency on the bundled model, over gRPC, and where the time of a step goes.
 
-One deployment serves all: policies are switched live and the repeats of all cells are interleaved, so that a noisy moment
-hits none of them alone. Greedy decoding of held-out prompts, end-of-sequence ignored, default numerics.
+One deployment serves all: policies are switched live and the repeats of all cells are interleaved, so that a noisy
+moment hits none of them alone. Greedy decoding of held-out prompts, end-of-sequence ignored, default numerics.
 
     python docs/benchmarks/concurrency.py [--tokens 64] [--repeats 3] [--concurrency 1 4 16] [--gamma 1 2 4]
 """

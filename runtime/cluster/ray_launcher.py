@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import uuid
@@ -55,7 +56,10 @@ def start_ray(cluster: ClusterSettings, *, num_cpus: int, namespace: str) -> boo
     False, and nothing done, where this process has Ray already. Blocks for seconds. Ray reads its environment when it
     is imported, hence the import here and nowhere before.
     """
-    os.environ.update(_ALWAYS if cluster.ray_address else {**_ALWAYS, **_LOCAL})
+    os.environ.update(_ALWAYS)
+    if not cluster.ray_address:
+        # On a busy machine Ray's patience with its first server, 30 s, may not do; ours goes for the whole start.
+        os.environ.update({**_LOCAL, "RAY_gcs_server_port_wait_time_s": str(math.ceil(cluster.start_timeout_s))})
     import ray
 
     if ray.is_initialized():
