@@ -266,6 +266,7 @@ class FakeSource:
 
     async def restart(self, reason: str) -> FakeWorker:
         self.reasons.append(reason)
+        await asyncio.sleep(0)  # as every real start does: an engine that restarts for ever leaves others their turn
         if self.hold_restarts:
             await self.release_restarts.wait()
         failure = self.failures.pop(0) if self.failures else None
