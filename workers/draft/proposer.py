@@ -24,7 +24,7 @@ from workers.sampling.registers import Modes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """A committed pass. hidden_ND: the target's hidden states for drafting, flat rows of `batch`.
-    committed_B: rows committed per sequence; rows beyond are void. slots, max_counts: host values, max_counts a bound."""
+    committed_B: rows committed per sequence; rows beyond are void. slots, max_counts: on the host, bounds."""
 
     batch: Batch
     slots: Sequence[int]
