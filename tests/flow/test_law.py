@@ -63,6 +63,7 @@ def check(house: House, law: dict[tuple[int, ...], float], count: int) -> None:
         assert not holm_rejects(again, 1e-9), f"first run rejected {rejected}: {p_values}; second run: {again}"
 
 
+@pytest.mark.timeout(3600)  # a re-run takes ten times as long
 def test_tokens_follow_the_targets_law(house: House, law: dict[tuple[int, ...], float]) -> None:
     check(house, law, 1500)
 

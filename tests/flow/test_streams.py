@@ -1,10 +1,14 @@
-"""Over real gRPC, reference numerics: streams do not depend on speculation, company or a live switch."""
+"""Over real gRPC, reference numerics: streams do not depend on speculation, company or a live switch.
+
+Prompts and pairs move with a seed, the day's number unless OUTRIDER_TEST_SEED names another; test ids carry it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
 import itertools
+import os
 import random
 
 import pytest
@@ -13,7 +17,7 @@ from flow.house import House, Reply, heldout, request
 MODES = {"greedy": {}, "seeded": {"temperature": 1.0}}
 GAMMAS = (None, 1, 2, 4, 8)
 CONCURRENCIES = (1, 16)
-TODAY = datetime.date.today().toordinal()
+SEED = int(os.environ.get("OUTRIDER_TEST_SEED") or datetime.date.today().toordinal())
 
 _baselines: dict[tuple[str, int, int], list[Reply]] = {}
 
@@ -59,20 +63,21 @@ def check_usage(replies: list[Reply], *, speculating: bool) -> None:
         assert sum(r.usage.accepted for r in replies) < sum(r.usage.drafted for r in replies)
 
 
-# Every pair of (mode, gamma), (gamma, concurrency) and (mode, concurrency) within two days; prompts move with the date.
+# Every pair of (mode, gamma), (gamma, concurrency) and (mode, concurrency) within two seeds in a row.
 PAIRWISE = [
-    (list(MODES)[(i + c + TODAY) % 2], gamma, concurrency)
+    (list(MODES)[(i + c + SEED) % 2], gamma, concurrency)
     for i, gamma in enumerate(GAMMAS)
     for c, concurrency in enumerate(CONCURRENCIES)
 ]
 
 
+@pytest.mark.parametrize("seed", [SEED], ids="seed{}".format)
 @pytest.mark.parametrize(("mode", "gamma", "concurrency"), PAIRWISE)
 def test_streams_are_those_of_plain_decoding(
-    reference_house: House, mode: str, gamma: int | None, concurrency: int
+    reference_house: House, mode: str, gamma: int | None, concurrency: int, seed: int
 ) -> None:
     count = 3 if concurrency == 1 else 16
-    check(reference_house, mode, gamma, concurrency, start=TODAY * 16 % 256, count=count, tokens=24)
+    check(reference_house, mode, gamma, concurrency, start=seed * 16 % 256, count=count, tokens=24)
 
 
 @pytest.mark.full
@@ -84,13 +89,14 @@ def test_all_streams_are_those_of_plain_decoding(
     check(reference_house, mode, gamma, concurrency, start=0, count=64, tokens=96)
 
 
-def test_a_live_switch_changes_nothing(reference_house: House) -> None:
+@pytest.mark.parametrize("seed", [SEED], ids="seed{}".format)
+def test_a_live_switch_changes_nothing(reference_house: House, seed: int) -> None:
     """The policy changes all the time while sixteen streams run; each keeps its tokens."""
     house = reference_house
-    expected = {mode: baseline(house, mode, TODAY * 16 % 256, 16, 24) for mode in MODES}
+    expected = {mode: baseline(house, mode, seed * 16 % 256, 16, 24) for mode in MODES}
 
     async def switching(done: asyncio.Event) -> int:
-        rng = random.Random(TODAY)
+        rng = random.Random(seed)
         switches = 0
         assert house.client is not None
         while not done.is_set():
@@ -102,7 +108,7 @@ def test_a_live_switch_changes_nothing(reference_house: House) -> None:
     async def streams() -> tuple[list[Reply], int]:
         done = asyncio.Event()
         switcher = asyncio.create_task(switching(done))
-        all_requests = [r for mode in MODES for r in requests(mode, TODAY * 16 % 256, 16, 24)]
+        all_requests = [r for mode in MODES for r in requests(mode, seed * 16 % 256, 16, 24)]
         for one in all_requests:
             one.report_rounds = True
         replies = await house.generate_all(all_requests, 16)

@@ -1,6 +1,7 @@
 """Drives a rank with plans, without a scheduler: sequences in slots, pages dealt at random, steps on demand.
 
-Everything the rank could read by mistake is NaN: pages nobody owns, slots nobody holds. Test material only.
+Everything the rank could read by mistake is NaN: pages nobody owns, slots nobody holds. Every step's admission is held
+against `admit` on the confidences that waited. Test material only.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from workers.draft.admit import admit
 from workers.plan import VERIFY_EVERYTHING, NewSequence, StepPlan, StepResult
 from workers.step import Worker
 
@@ -41,6 +44,8 @@ class Live:
 
 
 class Driver:
+    """Takes over the whole rank: whoever held a slot before leaves in its first step."""
+
     def __init__(self, worker: Worker, *, seed: int = 0, poison: bool = True) -> None:
         self.worker = worker
         self.rng = random.Random(seed)
@@ -52,7 +57,7 @@ class Driver:
             group: list(range(1, n + 1)) for group, n in zip(pools.tables, pools.sizes.num_pages, strict=True)
         }
         self.new: list[NewSequence] = []
-        self.left: list[int] = []
+        self.left: list[int] = list(self.free_slots)
         self.live: list[Live] = []
         if poison:
             self.poison()
@@ -75,6 +80,8 @@ class Driver:
         *,
         temperature: float = 0.0,
         top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
         seed: int = 0,
         coupled: bool = True,
         stop_token_ids: Sequence[int] = (),
@@ -97,8 +104,8 @@ class Driver:
                 tables=live.tables,
                 temperature=temperature,
                 top_k=top_k,
-                top_p=1.0,
-                min_p=0.0,
+                top_p=top_p,
+                min_p=min_p,
                 seed=seed,
                 coupled=coupled,
                 stop_token_ids=tuple(stop_token_ids),
@@ -111,6 +118,7 @@ class Driver:
     def remove(self, live: Live) -> None:
         """Frees slot and pages; what the pages hold becomes NaN."""
         self.live.remove(live)
+        self.new = [new for new in self.new if new.epoch != live.epoch]  # it may not have entered yet
         self.left.append(live.slot)
         self.free_slots.append(live.slot)
         pools = self.worker.rank.pools
@@ -163,7 +171,9 @@ class Driver:
         """Plans and executes one step, and takes in its result."""
         members = [live for live in self.live if not live.finished] if members is None else members
         plan = self.plan(members, **how)  # type: ignore[arg-type]
+        admitted = self.admitted(plan)
         result = self.worker.execute(plan)
+        assert result.num_admitted == admitted, f"{result.num_admitted} admitted, {admitted} expected"
         for i, live in enumerate(members):
             if live.decoding:
                 live.results.append((result.num_admitted[i], result.num_accepted[i]))
@@ -176,6 +186,12 @@ class Driver:
                 live.out and live.out[-1] in self.worker.rank.registers.stop_ids[live.slot].tolist()
             )
         return result
+
+    def admitted(self, plan: StepPlan) -> tuple[int, ...]:
+        """How many drafts of each sequence the plan's budget admits, by the confidences that wait in the rank."""
+        confidence_BG = self.worker.rank.pools.confidence[list(plan.slots)].numpy()
+        num_drafts_B, uid_B = np.array(plan.num_drafts, np.int64), np.array(plan.epochs, np.int64)
+        return tuple(admit(confidence_BG, num_drafts_B, uid_B, plan.verify_budget).tolist())
 
     def run(self, gamma: int = 0, **how: object) -> None:
         """Steps until every sequence has finished."""

@@ -191,14 +191,14 @@ def unfuse_experts(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torc
 
 def make_agree(lm: Any, mtp: MtpHead, scale: float) -> None:
     """Random modules never agree with their target, so no draft would ever be accepted. Shrinks every block's
-    contribution on both sides and lets the module pass the token's embedding through: both become nearly a function of
-    the last token, and many drafts, not all, are accepted."""
+    contribution on both sides and lets the module pass the token's embedding through, with a tenth of the hidden state:
+    both become nearly a function of the last token, and many drafts, not all, are accepted."""
     for module in (lm, mtp):
         for name, parameter in module.named_parameters():
             if OUT_PROJ.search(name):
                 parameter.data.mul_(scale)
     h = mtp.proj.weight.shape[0]
-    mtp.proj.weight.data.copy_(torch.cat([torch.eye(h), torch.zeros(h, h)], 1))
+    mtp.proj.weight.data.copy_(torch.cat([torch.eye(h), 0.1 * torch.eye(h)], 1))
     mtp.final_norm.weight.data.copy_(lm.model.norm.weight.data)
     mtp.enorm.weight.data.zero_()
 

@@ -2,14 +2,17 @@
 
 Reference numerics, bitwise. A hypothesis machine interleaves sequences, draft lengths (0 among them), chunks, budgets,
 acceptances of every length, slot reuse and idle sequences; after every step each live sequence is compared with a fresh
-replay of its token log in one plain pass. Unowned pages and slots are NaN throughout.
+replay of its token log in one plain pass, and the drafter's coverage with what the steps so far imply. Unowned pages
+and slots are NaN throughout.
 """
 
 from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,7 +32,7 @@ from state.txn import StepTransaction
 from workers.probe import Probe
 from workers.step import Worker
 
-MAX_LENGTH, MAX_TOKENS = 80, 30
+MAX_LENGTH, MAX_TOKENS, HIDDEN_WINDOW = 80, 30, 8
 PROMPTS = ([7], [3, 1, 4], list(range(20, 35)), list(range(5, 37)))  # one token; short; a page less one; two pages
 
 
@@ -72,13 +75,32 @@ class GuardedTransaction(StepTransaction):
         super().commit(counts_B)
 
 
+@dataclass(slots=True)
+class Coverage:
+    """Positions below `length` have drafter KV, but for the gap [start, end); those at `length` and above wait."""
+
+    length: int = 0
+    start: int = 0
+    end: int = 0
+
+    def feed(self, before: int, committed: int) -> None:
+        """A step that ran the drafter, from `before` tokens to `committed`: what no longer waits joins the gap."""
+        oldest = max(self.length, before - HIDDEN_WINDOW)
+        if oldest > self.length:
+            self.start = self.start if self.end else self.length
+            self.end = oldest
+        self.length = committed
+
+
 @functools.cache
 def rank() -> Worker:
     """A random hybrid model whose drafts are often accepted, with pages of 16 tokens."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         tiny.write(path, "base", seed=5, agree=0.15)
-        return load_worker(path, numerics="reference", max_running=4, max_model_len=MAX_LENGTH, hidden_window=8)
+        return load_worker(
+            path, numerics="reference", max_running=4, max_model_len=MAX_LENGTH, hidden_window=HIDDEN_WINDOW
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +115,7 @@ class Speculation(RuleBasedStateMachine):
         step_module.StepTransaction = GuardedTransaction  # type: ignore[misc]
         self.driver = Driver(rank(), seed=seed)
         self.worker = rank()
-        self.outcomes: set[tuple[int, int]] = set()
+        self.coverage: defaultdict[int, Coverage] = defaultdict(Coverage)  # by epoch
 
     @precondition(lambda self: len(self.driver.live) < 3)
     @rule(prompt=st.sampled_from(PROMPTS), temperature=st.sampled_from((0.0, 1.0)), seed=st.integers(0, 3))
@@ -113,16 +135,20 @@ class Speculation(RuleBasedStateMachine):
         if plant is not None:
             for live in members:
                 self.plant_drafts(live, plant)
-        before = {live.slot: len(live.results) for live in members}
-        self.driver.step(members, gamma=gamma, chunks={live.slot: chunk for live in members}, budget=budget)
-        for live in members:
-            self.outcomes.update(live.results[before[live.slot] :])
+        self.advance(members, gamma, chunk=chunk, budget=budget)
 
     @precondition(lambda self: self.driver.live)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         """Cancelled at any moment, drafts waiting or not; its pages and slot become NaN and are dealt out again."""
         self.driver.remove(data.draw(st.sampled_from(self.driver.live)))
+
+    def advance(self, members: Sequence[Live], gamma: int, *, chunk: int = 99, budget: int = 99) -> None:
+        before = [live.committed for live in members]
+        self.driver.step(members, gamma=gamma, chunks={live.slot: chunk for live in members}, budget=budget)
+        for live, committed in zip(members, before, strict=True):
+            if gamma:
+                self.coverage[live.epoch].feed(committed, live.committed)
 
     @property
     def running(self) -> list[Live]:
@@ -156,14 +182,29 @@ class Speculation(RuleBasedStateMachine):
                 assert torch.equal(ours, theirs)
         assert pools.check_integrity() == []
 
+    @invariant()
+    def the_drafter_lacks_only_what_left_its_window(self) -> None:
+        pools = self.worker.rank.pools
+        entering = {new.slot for new in self.driver.new}
+        for live in self.driver.live:
+            if live.slot not in entering:
+                registers = (pools.draft_len, pools.gap_start, pools.gap_end)
+                assert Coverage(*(int(register[live.slot]) for register in registers)) == self.coverage[live.epoch]
+
+    @invariant()
+    def a_slot_that_was_left_has_no_pages(self) -> None:
+        held = {live.slot for live in self.driver.live} | set(self.driver.left)
+        for table in self.worker.rank.pools.tables.values():
+            assert not any(bool(table[slot].any()) for slot in self.driver.free_slots if slot not in held)
+
     def teardown(self) -> None:
         step_module.StepTransaction = StepTransaction  # type: ignore[misc]
 
 
 def comparable(pools: DevicePools, live: Live, fresh: DevicePools) -> Iterator[tuple[Tensor, Tensor]]:
-    """KV of the live sequence beside the replay's: the target's whole, the drafter's up to its gap or its reach.
+    """KV of the live sequence beside the replay's: the target's whole, the drafter's within its reach but for its gap.
 
-    Entries after a gap attended around it and may differ; those in it were never written.
+    A module of one layer computes K and V before it attends, so entries after a gap are the replay's too.
     """
     slot = live.slot
     fresh.draft_len[1] = pools.draft_len[slot]
@@ -171,7 +212,11 @@ def comparable(pools: DevicePools, live: Live, fresh: DevicePools) -> Iterator[t
     ours, theirs = sequence_kv(pools, slot, live.committed), sequence_kv(fresh, 1, live.committed)
     for layer, a, b in zip(pools.kv, ours, theirs, strict=True):
         drafter = pools.layout.layers[layer][0].group == DRAFTER_GROUP  # type: ignore[union-attr]
-        yield (a[:, :start], b[:, :start]) if drafter and end > start else (a, b)
+        if drafter:
+            yield a[:, :start], b[:, :start]
+            yield a[:, end:], b[:, end:]
+        else:
+            yield a, b
 
 
 @functools.lru_cache(maxsize=4096)
@@ -218,6 +263,37 @@ def test_every_number_of_accepted_drafts(gamma: int) -> None:
         assert live.results == [(gamma, right)]
         machine.state_is_that_of_a_sequence_that_never_speculated()
         machine.teardown()
+
+
+@pytest.mark.parametrize("pause", [1, HIDDEN_WINDOW - 1, HIDDEN_WINDOW, HIDDEN_WINDOW + 1, HIDDEN_WINDOW + 3])
+@pytest.mark.parametrize("gammas", ["1010101", "10_10_1"])
+def test_the_drafter_resumes_after_pauses_around_its_window(pause: int, gammas: str) -> None:
+    """Pauses of one prompt chunk each, and pauses of as many tokens in decode: "_" stands for pause − 1 more steps."""
+    machine = Speculation()
+    machine.begin(seed=pause)
+    short, long = machine.driver.add(PROMPTS[1], MAX_TOKENS), machine.driver.add(PROMPTS[3], MAX_TOKENS)
+    for gamma in gammas.replace("_", "0" * (pause - 1)):
+        machine.advance([live for live in (short, long) if not live.finished], int(gamma), chunk=pause)
+        machine.state_is_that_of_a_sequence_that_never_speculated()
+        machine.the_drafter_lacks_only_what_left_its_window()
+    assert machine.coverage[short.epoch].length == short.committed
+    machine.teardown()
+
+
+def test_a_slot_keeps_nothing_of_who_left_it() -> None:
+    machine = Speculation()
+    machine.begin(seed=0)
+    former = machine.driver.add(PROMPTS[1], MAX_TOKENS)
+    for gamma in (1, *[0] * (HIDDEN_WINDOW + 1), 1):
+        machine.advance([former], gamma)
+    assert machine.coverage[former.epoch].end > 0, "inconclusive: no gap"
+    machine.driver.remove(former)
+    machine.driver.step([])
+    machine.a_slot_that_was_left_has_no_pages()
+    machine.advance([machine.driver.add(PROMPTS[1], MAX_TOKENS) for _ in range(len(machine.driver.free_slots))], 1)
+    machine.state_is_that_of_a_sequence_that_never_speculated()
+    machine.the_drafter_lacks_only_what_left_its_window()
+    machine.teardown()
 
 
 def test_abort_changes_no_committed_byte() -> None:

@@ -1,0 +1,152 @@
+"""A rank's unseeded sampling follows the target's own law, whatever is drafted, admitted and scheduled.
+
+One prompt under all cuts at once, in the company of greedy and coupled requests; members, draft lengths and budgets are
+drawn at random for each step. The law of the first tokens is enumerated by plain passes. Seeds are fixed, so a run is
+the same every time; nothing is stopped early, since streams that finish first are not a fair sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from flow.gtest import holm_rejects, table_p_values
+from oracles.driver import Driver, Live
+from oracles.make_tiny_models import write_checkpoint
+from oracles.ranks import load_worker
+
+from workers.plan import VERIFY_EVERYTHING
+from workers.probe import trace_sequences
+from workers.sampling.processors import RowParams, target_law
+from workers.sampling.randomness import Purpose, audit_keys, exponential_noise
+from workers.step import Worker
+
+Stream = tuple[int, ...]
+
+VOCAB_SIZE, SLOTS, DEPTH = 48, 48, 4
+GAMMAS = (0, 1, 2, 3, 5)
+PROMPT = (11,)
+CUTS = {"top_k": 4, "top_p": 0.8, "min_p": 0.2}
+"""Each of them takes tokens away that the other two leave."""
+
+BUDGETS = {"scarce": (2, 6, 12, 24), "ample": (3, 20, VERIFY_EVERYTHING)}
+
+
+@functools.cache
+def worker() -> Worker:
+    """A small hybrid model, about half of whose drafts stand."""
+    shape = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    with tempfile.TemporaryDirectory() as directory:
+        write_checkpoint(Path(directory), shape, agree=0.15)
+        return load_worker(Path(directory), max_running=SLOTS, max_model_len=32)
+
+
+def next_laws(streams: Sequence[Stream], *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> torch.Tensor:
+    """The target's law of the token after PROMPT and each stream, at temperature 1, [streams, V]."""
+    rank = worker().rank
+    traces = trace_sequences(rank.model, rank.ops, [PROMPT + stream for stream in streams], lambda i: 99)
+    ones = torch.ones(len(streams))
+    cuts = RowParams(temperature=ones, top_k=(ones * top_k).long(), top_p=ones * top_p, min_p=ones * min_p)
+    return target_law(torch.stack([trace.logits[-1] for trace in traces]), cuts, any_sampled=True, any_sorted=True)
+
+
+@functools.cache
+def exact_law() -> dict[Stream, float]:
+    """P(first DEPTH tokens)."""
+    law: dict[Stream, float] = {(): 1.0}
+    for _ in range(DEPTH):
+        law = {
+            (*stream, token): probability * float(law_V[token])
+            for (stream, probability), law_V in zip(law.items(), next_laws(list(law), **CUTS), strict=True)
+            for token in law_V.nonzero().flatten().tolist()
+        }
+    return law
+
+
+def sample(count: int, budgets: Sequence[int]) -> list[Stream]:
+    """`count` streams of the request, all that were begun; a quarter of all requests are neighbours of another mode."""
+    rng, driver = random.Random(1), Driver(worker(), seed=2)
+    ours: list[Live] = []
+    while len(ours) < count or driver.live:
+        while driver.free_slots and len(ours) < count:
+            seed = rng.getrandbits(64)
+            if rng.random() < 0.25:
+                prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 4))]
+                driver.add(prompt, DEPTH, temperature=rng.choice((0.0, 1.0)), seed=seed)
+            else:
+                ours.append(driver.add(PROMPT, DEPTH, temperature=1.0, seed=seed, coupled=False, **CUTS))
+        members = rng.sample(driver.live, rng.randint((len(driver.live) + 1) // 2, len(driver.live)))
+        driver.step(members, gamma=rng.choice(GAMMAS), budget=rng.choice(budgets))
+        for live in members:
+            if live.finished:
+                driver.remove(live)
+    verified = sum(drafts for live in ours for drafts, _ in live.results)
+    accepted = sum(accepted for live in ours for _, accepted in live.results)
+    assert 0.2 * verified < accepted < 0.9 * verified, "inconclusive: hardly a draft stood, or hardly one fell"
+    return [tuple(live.out) for live in ours]
+
+
+def check(count: int, budgets: Sequence[int]) -> None:
+    p_values = table_p_values(sample(count, budgets), exact_law(), 0, DEPTH - 1)
+    assert not holm_rejects(p_values, 1e-6), p_values
+
+
+@pytest.mark.parametrize("budgets", BUDGETS.values(), ids=BUDGETS)
+def test_tokens_follow_the_targets_law(budgets: Sequence[int]) -> None:
+    check(2000, budgets)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("budgets", BUDGETS.values(), ids=BUDGETS)
+def test_tokens_follow_the_targets_law_20000(budgets: Sequence[int]) -> None:
+    check(20_000, budgets)
+
+
+def test_no_key_is_used_twice() -> None:
+    """Though output positions are drafted again after a draft before them fell."""
+    with audit_keys() as audit:
+        sample(150, BUDGETS["ample"])
+    audit.uses = [use for use in audit.uses if use.seed]  # rows of padding have seed 0
+    assert audit.repeated() == []
+    without_step = Counter((use.seed, use.purpose, use.position) for use in audit.uses)
+    assert {purpose for (_, purpose, _), count in without_step.items() if count > 1} > {Purpose.DRAFT, Purpose.ACCEPT}
+
+
+def test_confidence_is_fixed_before_its_draft_is_drawn() -> None:
+    """Requests that agree up to a draft have one confidence in it, whichever token each then draws."""
+    gamma = 2
+    driver = Driver(worker(), seed=4)
+    lives = [driver.add(PROMPT, 4, temperature=1.0, seed=seed, coupled=False, **CUTS) for seed in range(1, 1 + SLOTS)]
+    driver.step(gamma=gamma)
+    pools = worker().rank.pools
+    drawn: dict[Stream, set[int]] = {}
+    confidences: dict[Stream, list[float]] = {}
+    for live in lives:
+        first = len(PROMPT)
+        tokens = pools.token_log[live.slot, first : first + 1 + gamma].tolist()
+        for j in range(gamma):
+            before = tuple(tokens[: 1 + j])
+            drawn.setdefault(before, set()).add(tokens[1 + j])
+            confidences.setdefault(before, []).append(float(pools.confidence[live.slot, j]))
+    for before, values in confidences.items():
+        assert values == pytest.approx([values[0]] * len(values), rel=1e-4), before
+    assert {len(before) for before, tokens in drawn.items() if len(tokens) > 1} == {1, 2}, "inconclusive: no two differ"
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_each_cut_works_alone(cut: str) -> None:
+    """No other request is there whose cuts would switch on the code of this one."""
+    driver = Driver(worker(), seed=3)
+    lives = [driver.add(PROMPT, 1, temperature=1.0, seed=seed, **{cut: CUTS[cut]}) for seed in range(1, 1 + SLOTS)]
+    driver.step()
+    noise_BV = exponential_noise(torch.arange(1, 1 + SLOTS), torch.zeros(SLOTS, dtype=torch.int64), VOCAB_SIZE)
+    cut_V, whole_V = next_laws([()], **{cut: CUTS[cut]})[0], next_laws([()])[0]
+    assert [live.out for live in lives] == (cut_V / noise_BV).argmax(-1, keepdim=True).tolist()
+    assert [live.out for live in lives] != (whole_V / noise_BV).argmax(-1, keepdim=True).tolist()
