@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ Stream = tuple[int, ...]
 VOCAB_SIZE, SLOTS, DEPTH = 48, 48, 4
 GAMMAS = (0, 1, 2, 3, 5)
 PROMPT = (11,)
-CUTS = {"top_k": 4, "top_p": 0.8, "min_p": 0.2}
+CUTS: dict[str, Any] = {"top_k": 4, "top_p": 0.8, "min_p": 0.2}
 """Each of them takes tokens away that the other two leave."""
 
 BUDGETS = {"scarce": (2, 6, 12, 24), "ample": (3, 20, VERIFY_EVERYTHING)}
