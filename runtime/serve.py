@@ -14,7 +14,7 @@ from runtime.front.hub import StreamHub
 from runtime.front.server import FrontServer
 from runtime.front.tokenizer import Tokenizer
 from runtime.statistics import EngineStatistics
-from workers.channel import join_address
+from workers.address import join_address
 from workers.plan import Progress, WorkerDescription
 
 

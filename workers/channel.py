@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from workers.address import join_address
+
 LOOPBACK = "127.0.0.1"
 """The default of every address on one machine."""
 
@@ -113,8 +115,3 @@ def bind(server: grpc.Server | grpc.aio.Server, host: str, ports: range | int, s
             continue
     tried = f"port {candidates[0]}" if len(candidates) == 1 else f"ports {candidates[0]} to {candidates[-1]}"
     raise OSError(f"cannot listen on {host}, {tried}: taken, or not an address of this machine")
-
-
-def join_address(host: str, port: int) -> str:
-    """host:port, with the brackets an IPv6 host needs."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -19,7 +19,8 @@ from configs.schema import WorkerSettings
 from outrider.v1 import worker_pb2 as messages
 from outrider.v1 import worker_pb2_grpc as services
 from workers import wire
-from workers.channel import bind, join_address, make_server
+from workers.address import join_address
+from workers.channel import bind, make_server
 from workers.plan import Progress, StalePlan, StepPlan, StepResult, WorkerDescription, WorkerLost
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from rich.markup import escape
 from configs.load import SettingsError
 from configs.schema import ServerSettings
 from runtime.front.errors import InvalidRequest, OutriderError, Unavailable
-from workers.channel import join_address
+from workers.address import join_address
 from workers.plan import WorkerError
 
 EXIT_NO = 1

@@ -20,7 +20,7 @@ from runtime.front.hub import StreamHub
 from runtime.front.server import FrontServer
 from runtime.front.tokenizer import Tokenizer
 from runtime.request import Request
-from workers.channel import join_address
+from workers.address import join_address
 
 TOKENIZER = Tokenizer.load(demo_checkpoint())
 TIMEOUT_S = 20.0

@@ -10,7 +10,8 @@ import pytest
 from fakes import echo_worker
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from workers.channel import LOOPBACK, bind, join_address, make_channel, make_server
+from workers.address import join_address
+from workers.channel import LOOPBACK, bind, make_channel, make_server
 from workers.client import WorkerClient
 from workers.main import factory_at
 from workers.plan import LoadError, StalePlan, StepPlan, StepTimeout, WorkerLost
