@@ -147,6 +147,16 @@ class DevicePools:
             for register in (self.committed_len, self.draft_len):
                 register.index_fill_(0, index, 0)
 
+    def tokens_at(self, slot: Tensor, index: Tensor) -> Tensor:
+        """Logged tokens, int64; slot and index broadcast."""
+        cells = slot * self.token_log.shape[1] + index
+        return self.token_log.view(-1).index_select(0, cells.reshape(-1)).view(cells.shape).to(torch.int64)
+
+    def log_tokens(self, slot: Tensor, index: Tensor, tokens: Tensor) -> None:
+        """Writes tokens of one shape to the log; slot and index broadcast to it. No cell may be named twice."""
+        cells = slot * self.token_log.shape[1] + index
+        self.token_log.view(-1).index_copy_(0, cells.reshape(-1), tokens.reshape(-1).to(self.token_log.dtype))
+
     def kv_rows(self, group: str, slot_N: Tensor, position_N: Tensor) -> Tensor:
         """Row of kv[layer] that holds `position` of `slot`; elementwise over equal shapes."""
         table = self.tables[group]

@@ -60,7 +60,7 @@ def open_window(
     slots_S = columns.slots_B.index_select(0, columns_S)
     known_S = columns.num_known_B.index_select(0, columns_S)
     first_index_S = batch.committed_B.index_select(0, columns_S) + known_S
-    index_SG = _log_cells(rank, slots_S, first_index_S, width - 1)
+    index_SG = first_index_S[:, None] + torch.arange(width - 1, device=slots_S.device)
     return Window(
         columns=sampling,
         slots=slots,
@@ -68,7 +68,7 @@ def open_window(
         modes=rank.registers.modes(slots),
         columns_S=columns_S,
         slots_S=slots_S,
-        drafts_SG=rank.pools.token_log.view(-1).index_select(0, index_SG.view(-1)).view(index_SG.shape).to(torch.int64),
+        drafts_SG=rank.pools.tokens_at(slots_S[:, None], index_SG),
         num_drafts_S=admitted_B.index_select(0, columns_S),
         first_row_S=batch.starts_B.index_select(0, columns_S) + known_S - 1,
         first_index_S=first_index_S,
@@ -88,17 +88,10 @@ def decide(rank: Rank, window: Window, hidden_ND: Tensor, plan: StepPlan) -> Dec
         registers.max_tokens.index_select(0, window.slots_S) - window.first_position_S,
     )
     # Cells beyond the emitted ones stay unread; 0 keeps them valid ids.
-    log = rank.pools.token_log
-    index_SW = _log_cells(rank, window.slots_S, window.first_index_S, window.width)
-    log.view(-1).index_copy_(0, index_SW.view(-1), verdict.tokens_BW.clamp(min=0).view(-1).to(log.dtype))
+    index_SW = window.first_index_S[:, None] + torch.arange(window.width, device=hidden_ND.device)
+    rank.pools.log_tokens(window.slots_S[:, None], index_SW, verdict.tokens_BW.clamp(min=0))
     margins_SW = _margins(window, logits_RV) if plan.report_margins else None
     return Decision(verdict=verdict, num_emitted_S=num_emitted_S, margins_SW=margins_SW)
-
-
-def _log_cells(rank: Rank, slots_S: Tensor, first_index_S: Tensor, width: int) -> Tensor:
-    """Flat indices [S, width] into the token log, from first_index on."""
-    cell_W = torch.arange(width, device=slots_S.device)
-    return slots_S[:, None] * rank.pools.token_log.shape[1] + first_index_S[:, None] + cell_W
 
 
 def _logits(rank: Rank, window: Window, hidden_ND: Tensor) -> Tensor:

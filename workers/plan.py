@@ -107,11 +107,6 @@ class StepPlan:
     feed_drafter: bool = True
     report_margins: bool = False
 
-    @property
-    def num_rows(self) -> int:
-        """Token rows of the target pass when admission is not cut by the budget."""
-        return sum(self.num_known) + sum(self.num_drafts)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimings:

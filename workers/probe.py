@@ -14,13 +14,12 @@ from torch import Tensor
 
 from configs.schema import CacheSettings
 from state.accounting import plan_memory
-from state.layout import DRAFTER_GROUP, TARGET_GROUP
 from state.pools import DevicePools
 from state.txn import StepTransaction
-from workers.batch import Batch, build_batch, lay_out, stage_layout
-from workers.layers.context import PassContext
+from workers.batch import build_batch, lay_out, stage_layout
 from workers.models.qwen3_next import Qwen3Next
 from workers.ops.base import Ops
+from workers.passes import drafter_pass, target_pass
 from workers.rows import pad_rows
 
 PAGE_SIZE = 16
@@ -78,15 +77,12 @@ class Probe:
             row_multiple=self.ops.row_multiple,
         )
         txn = StepTransaction(self.pools, slots_B, batch.buckets, batch.num_rows, self.ops.delta_fold)
-        hidden = self.model.forward(self._tokens(batch, 0), self._context(batch, TARGET_GROUP, txn))
+        hidden = target_pass(self.model, self.ops, self.pools, batch, txn)
         txn.commit(counts_B)
         logits = self.model.logits(pad_rows(hidden.for_logits, self.ops.row_multiple))
         drafter = None
         if self.model.drafter is not None:
-            embedding = self.model.embed(self._tokens(batch, 1))
-            drafter = self.model.drafter.forward(
-                embedding, hidden.for_draft, self._context(batch, DRAFTER_GROUP, None)
-            ).for_draft
+            drafter = drafter_pass(self.model, self.ops, self.pools, batch, hidden.for_draft).for_draft
         traces = {}
         start = 0
         for i, width in counts.items():
@@ -100,19 +96,6 @@ class Probe:
                 drafter=None if drafter is None else drafter[rows][:known],
             )
         return traces
-
-    def _tokens(self, batch: Batch, offset: int) -> Tensor:
-        log = self.pools.token_log
-        return log.view(-1).index_select(0, batch.slot_N * log.shape[1] + batch.position_N + offset).to(torch.int64)
-
-    def _context(self, batch: Batch, group: str, txn: StepTransaction | None) -> PassContext:
-        return PassContext(
-            batch=batch,
-            views={group: self.ops.attention_view(batch, self.pools, group, None)},
-            kv=self.pools.kv,
-            angles=self.model.rotary.angles(batch.position_N),
-            txn=txn,
-        )
 
 
 def trace_sequences(

@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 
 from configs.schema import WorkerSettings
-from state.layout import TARGET_GROUP
 from state.txn import StepTransaction
 from workers.batch import Batch, Layout, build_batch, lay_out
 from workers.decide import Decision, Window, decide, open_window
 from workers.draft.admit import admit_on_device
 from workers.draft.proposer import Observation, Proposal
 from workers.inputs import StepColumns
-from workers.layers.context import PassContext
 from workers.loading import Rank, load_rank
-from workers.models.qwen3_next import Hidden
+from workers.passes import target_pass
 from workers.plan import Progress, StalePlan, StepPlan, StepResult, StepTimings, WorkerDescription
 
 
@@ -58,7 +56,7 @@ class Worker:
         batch = self._batch(plan, layout, columns, admitted_B)
         window = open_window(rank, plan, sampling, columns, batch, admitted_B)
         txn = StepTransaction(rank.pools, batch.slots_B, batch.buckets, batch.num_rows, rank.ops.delta_fold)
-        hidden = self._target_pass(batch, txn)
+        hidden = target_pass(rank.model, rank.ops, rank.pools, batch, txn)
         clock.append(time.perf_counter())
 
         committed_B, decision = columns.num_known_B, None
@@ -120,19 +118,6 @@ class Worker:
             num_real=sum(plan.num_known) + min(sum(plan.num_drafts), plan.verify_budget),
             row_multiple=self.rank.ops.row_multiple,
         )
-
-    def _target_pass(self, batch: Batch, txn: StepTransaction) -> Hidden:
-        rank = self.rank
-        log = rank.pools.token_log
-        ids_N = log.view(-1).index_select(0, batch.slot_N * log.shape[1] + batch.position_N).to(torch.int64)
-        ctx = PassContext(
-            batch=batch,
-            views={TARGET_GROUP: rank.ops.attention_view(batch, rank.pools, TARGET_GROUP, None)},
-            kv=rank.pools.kv,
-            angles=rank.model.rotary.angles(batch.position_N),
-            txn=txn,
-        )
-        return rank.model.forward(ids_N, ctx)
 
     def _draft(
         self,

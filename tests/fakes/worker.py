@@ -176,7 +176,8 @@ class FakeWorker:
         columns = (plan.epochs, plan.num_known, plan.num_drafts, plan.samples, plan.max_committed)
         assert all(len(column) == len(plan.slots) for column in columns), "columns of unequal length"
         assert len(set(plan.slots)) == len(plan.slots), "a slot is scheduled twice"
-        assert plan.num_rows <= self.max_step_tokens, f"{plan.num_rows} rows"
+        num_rows = sum(plan.num_known) + sum(plan.num_drafts)
+        assert num_rows <= self.max_step_tokens, f"{num_rows} rows"
         assert plan.slots or plan.released_slots, "nothing to do"
         assert 0 <= plan.gamma <= self.description.gamma_max
         assert plan.feed_drafter or plan.gamma == 0, "drafts without a fed drafter"

@@ -19,14 +19,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from state.layout import DRAFTER_GROUP
 from state.pools import DevicePools
 from workers.batch import Batch, build_batch, lay_out, stage_layout
 from workers.draft.admit import confidence
 from workers.draft.proposer import DraftCounts, Observation, Proposal
-from workers.layers.context import PassContext
 from workers.models.qwen3_next import Qwen3Next
 from workers.ops.base import Ops
+from workers.passes import drafter_pass
 from workers.rows import pad_rows
 from workers.sampling.processors import target_law
 from workers.sampling.registers import SamplingRegisters
@@ -41,7 +40,7 @@ class MtpProposer:
     ) -> None:
         assert model.drafter is not None
         self.gamma_max = gamma_max
-        self._model, self._module = model, model.drafter
+        self._model = model
         self._pools, self._registers, self._ops = pools, registers, ops
         self._waiting: dict[int, int] = {}  # slots with hidden states in their window, and at most how many
         self._fed: tuple[Batch, Tensor, Tensor] | None = None
@@ -100,19 +99,8 @@ class MtpProposer:
         return DraftCounts(verified=tuple(self._verified), accepted=tuple(self._accepted))
 
     def _run(self, batch: Batch, hidden_ND: Tensor) -> Tensor:
-        """The module over rows of known next tokens; writes its KV, returns its hidden states."""
-        pools = self._pools
-        log = pools.token_log
-        next_N = log.view(-1).index_select(0, batch.slot_N * log.shape[1] + batch.position_N + 1).to(torch.int64)
-        view = self._ops.attention_view(batch, pools, DRAFTER_GROUP, (pools.gap_start, pools.gap_end))
-        ctx = PassContext(
-            batch=batch,
-            views={DRAFTER_GROUP: view},
-            kv=pools.kv,
-            angles=self._model.rotary.angles(batch.position_N),
-            txn=None,
-        )
-        return self._module.forward(self._model.embed(next_N), hidden_ND, ctx).for_draft
+        """The module's hidden states over rows whose next tokens are in the log."""
+        return drafter_pass(self._model, self._ops, self._pools, batch, hidden_ND).for_draft
 
     def _draw(self, proposal: Proposal, step: int, slots_S: Tensor, known_S: Tensor, hidden_SD: Tensor) -> None:
         """Draft number `step` of each sequence: law, confidence (before the draw) and token go to their registers."""
@@ -138,8 +126,7 @@ class MtpProposer:
                 pools.draft_law[:, step].index_copy_(0, slots_S, law_RV[:count])
         else:
             drafts_S = logits_RV[:count].argmax(-1)
-        log = pools.token_log
-        log.view(-1).index_copy_(0, slots_S * log.shape[1] + known_S + 1 + step, drafts_S.to(log.dtype))
+        pools.log_tokens(slots_S, known_S + 1 + step, drafts_S)
 
     def _stow(self, observation: Observation) -> None:
         """Hidden states of the last committed rows go to the window; what falls out of it becomes a gap."""

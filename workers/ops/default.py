@@ -87,7 +87,9 @@ class DefaultOps:
     def delta_outputs(
         self, state_BHKV: Tensor, q_BWJK: Tensor, inputs: DeltaInputs, counts_B: Tensor, *, advance: bool
     ) -> tuple[Tensor, Tensor]:
-        out, state = gated_delta_chunks(state_BHKV, q_BWJK, inputs.only_first(counts_B), advance=advance)
+        # Outputs of rows that count never see later ones; only a state that goes on must not either.
+        counted = inputs.only_first(counts_B) if advance else inputs
+        out, state = gated_delta_chunks(state_BHKV, q_BWJK, counted, advance=advance)
         assert out is not None
         return out, state
 
