@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.front.files import read_object
 from workers.plan import LoadError
 
 
@@ -26,14 +26,7 @@ class SamplingDefaults:
         Raises LoadError that names the file and the key.
         """
         path = directory / "generation_config.json"
-        if not path.is_file():
-            return cls()
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise LoadError(f"{path}: not JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise LoadError(f"{path}: expected an object, found {type(config).__name__}")
+        config = read_object(path)
         given = {key: config[key] for key in ("temperature", "top_k", "top_p") if config.get(key) is not None}
         for key, value in given.items():
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -16,6 +16,7 @@ import tokenizers
 
 from runtime.front.bounds import TextBound
 from runtime.front.errors import InvalidRequest
+from runtime.front.files import read_object
 from runtime.stream.detokenizer import Detokenizer, Vocabulary
 from workers.plan import LoadError
 
@@ -75,7 +76,7 @@ class Tokenizer:
         # Prompts are refused when they are too long, never cut, and batches are not padded here.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        config = _read_config(directory / "tokenizer_config.json")
+        config = read_object(directory / "tokenizer_config.json")
         special_tokens = {
             name: str(value["content"] if isinstance(value, dict) else value)
             for name, value in config.items()
@@ -155,18 +156,6 @@ class Tokenizer:
     async def _in_thread(self, work: Callable[[], _T], num_chars: int) -> _T:
         threads = self._encoders if num_chars <= GIANT_TEXT_CHARS else self._giants_encoder
         return await asyncio.get_running_loop().run_in_executor(threads, work)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise LoadError(f"{path}: not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise LoadError(f"{path}: expected an object, found {type(config).__name__}")
-    return config
 
 
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from fakes.counting_worker import WRONG_TOKEN, truth
+from fakes.servers import printed_until_ready
 from typer.testing import CliRunner
 
 from configs.load import demo_checkpoint
@@ -78,15 +79,10 @@ def serving(cwd: Path, *arguments: str) -> Iterator[Server]:
     """A server that has said it is ready; killed on leaving unless it has ended."""
     process = start("serve", "--launcher", "process", "--port", "0", *arguments, cwd=cwd)
     try:
-        assert process.stdout
-        printed = ""
-        for line in process.stdout:
-            printed += line
-            if line.startswith("ready: "):
-                break
+        printed, address = printed_until_ready(process)
         worker = re.search(r"\(process (\d+)\)", printed)
         assert worker, printed + (process.stderr.read() if process.stderr else "")
-        yield Server(process, line.removeprefix("ready: ").strip(), int(worker[1]))
+        yield Server(process, address, int(worker[1]))
     finally:
         process.kill()
         process.communicate()

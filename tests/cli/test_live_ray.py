@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fakes.servers import printed_until_ready
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
@@ -48,12 +49,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
         text=True,
     ) as process:
         try:
-            assert process.stdout
-            printed = ""
-            for line in process.stdout:
-                printed += line
-                if line.startswith("ready: "):
-                    break
+            printed, _ = printed_until_ready(process)
             process.terminate()
             out, err = process.communicate(timeout=LIMIT_S)
         except BaseException:

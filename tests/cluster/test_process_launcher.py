@@ -9,18 +9,17 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from fakes import echo_worker
+from fakes.supervised import begun, is_gone
 
 import runtime
 from configs.schema import ClusterSettings, ModelSettings, ServeSettings
 from runtime.cluster.launcher import LOGS_KEPT, log_path, worker_environment
 from runtime.cluster.process_launcher import ProcessLauncher
-from runtime.cluster.supervisor import RunningWorker, WorkerSupervisor
+from runtime.cluster.supervisor import WorkerSupervisor
 from workers.plan import LoadError, StepTimeout, WorkerLost
 
 TESTS = Path(__file__).parents[1]
@@ -45,15 +44,6 @@ def supervisor_of(settings: ServeSettings) -> WorkerSupervisor:
     return WorkerSupervisor(settings, launcher)
 
 
-@asynccontextmanager
-async def started(settings: ServeSettings) -> AsyncIterator[tuple[WorkerSupervisor, RunningWorker]]:
-    supervisor = supervisor_of(settings)
-    try:
-        yield supervisor, await supervisor.start(lambda *_: None)
-    finally:
-        await supervisor.stop()
-
-
 def ranks() -> set[int]:
     """Child processes of ours that are ranks; tests that ran before may have left some in use."""
     found = set()
@@ -66,17 +56,9 @@ def ranks() -> set[int]:
     return found
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 def test_a_worker_serves_in_a_process_of_its_own_and_leaves_with_the_supervisor(tmp_path: Path) -> None:
     async def run() -> int:
-        async with started(serve_settings(tmp_path)) as (_, worker):
+        async with begun(supervisor_of(serve_settings(tmp_path))) as (_, worker):
             pid = echo_worker.pid_of(worker.description)
             assert pid != os.getpid()
             assert worker.epoch == 1
@@ -92,7 +74,7 @@ def test_a_worker_serves_in_a_process_of_its_own_and_leaves_with_the_supervisor(
 
 def test_killed_in_the_middle_of_a_step_it_is_lost_at_once_and_replaced(tmp_path: Path) -> None:
     async def run() -> None:
-        async with started(serve_settings(tmp_path)) as (supervisor, worker):
+        async with begun(supervisor_of(serve_settings(tmp_path))) as (supervisor, worker):
             await worker.link.execute(echo_worker.plan(1, worker.epoch))
             with pytest.raises(WorkerLost):
                 await asyncio.wait_for(worker.link.execute(echo_worker.plan(2, worker.epoch, echo_worker.UID_DIES)), 2)
@@ -108,7 +90,7 @@ def test_killed_in_the_middle_of_a_step_it_is_lost_at_once_and_replaced(tmp_path
 
 def test_stopped_in_the_middle_of_a_step_it_times_out_and_is_replaced(tmp_path: Path) -> None:
     async def run() -> None:
-        async with started(serve_settings(tmp_path, step_timeout_s=0.5)) as (supervisor, worker):
+        async with begun(supervisor_of(serve_settings(tmp_path, step_timeout_s=0.5))) as (supervisor, worker):
             with pytest.raises(StepTimeout, match=r"after 0\.5 s"):
                 await asyncio.wait_for(worker.link.execute(echo_worker.plan(1, 1, echo_worker.UID_STOPS)), 3)
             second = await supervisor.restart("hung")
@@ -120,7 +102,7 @@ def test_stopped_in_the_middle_of_a_step_it_times_out_and_is_replaced(tmp_path: 
 
 def test_a_worker_that_dies_while_idle_is_noticed(tmp_path: Path) -> None:
     async def run() -> None:
-        async with started(serve_settings(tmp_path)) as (_, worker):
+        async with begun(supervisor_of(serve_settings(tmp_path))) as (_, worker):
             pid = echo_worker.pid_of(worker.description)
             os.kill(pid, signal.SIGKILL)
             assert await asyncio.wait_for(worker.lost, 2) == f"process {pid} was killed by SIGKILL"
@@ -157,7 +139,7 @@ def test_a_failed_start_names_stage_and_reason_and_leaves_nothing(
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     async def run() -> None:
-        async with started(serve_settings(tmp_path / "first")) as (_, worker):
+        async with begun(supervisor_of(serve_settings(tmp_path / "first"))) as (_, worker):
             port = int(worker.link.address.rpartition(":")[2])
             taken = serve_settings(tmp_path / "second", worker_port_min=port, worker_port_max=port)
             with pytest.raises(WorkerLost, match=f"exited with status 1 before it served(.|\n)*port {port}: taken"):
@@ -194,6 +176,7 @@ import asyncio
 from pathlib import Path
 from configs.schema import ClusterSettings
 from fakes import echo_worker
+from fakes.supervised import begun, is_gone
 from runtime.cluster.process_launcher import ProcessLauncher
 
 async def main():

@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from fakes import echo_worker
+from fakes.supervised import begun, is_gone
 
 from configs.schema import ClusterSettings, ModelSettings, ServeSettings
 from runtime.cluster.ray_launcher import RayLauncher
-from runtime.cluster.supervisor import RunningWorker, WorkerSupervisor
+from runtime.cluster.supervisor import WorkerSupervisor
 from workers.channel import LOOPBACK
 from workers.plan import StepTimeout, WorkerLost
 
@@ -38,26 +37,9 @@ def supervisor_of(state_dir: Path, load: str = "well", **cluster: object) -> Wor
     return WorkerSupervisor(settings, RayLauncher(settings.cluster, state_dir, factory=echo_worker.FACTORY))
 
 
-@asynccontextmanager
-async def started(state_dir: Path, **cluster: object) -> AsyncIterator[tuple[WorkerSupervisor, RunningWorker]]:
-    supervisor = supervisor_of(state_dir, **cluster)
-    try:
-        yield supervisor, await supervisor.start(lambda *_: None)
-    finally:
-        await supervisor.stop()
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 def test_an_actor_serves_and_is_replaced_when_it_dies_or_hangs(tmp_path: Path) -> None:
     async def run() -> None:
-        async with started(tmp_path, step_timeout_s=1) as (supervisor, first):
+        async with begun(supervisor_of(tmp_path, step_timeout_s=1)) as (supervisor, first):
             assert first.epoch == 1
             assert first.link.address.startswith(LOOPBACK)
             result = await first.link.execute(echo_worker.plan(1, 1))
