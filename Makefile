@@ -24,6 +24,7 @@ install: $(INSTALLED) ## Create .venv from requirements.lock, with the source tr
 # torch goes first and alone, so that its build is settled before another package asks for torch: of one version pip
 # prefers the build with a local name, such as 2.13.0+cpu.
 $(INSTALLED): requirements.lock pyproject.toml
+	@echo "installing the packages of requirements.lock into $(VENV), torch first; this takes minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH_INDEX:%=--extra-index-url %) \
 		"$$(grep '^torch==' requirements.lock)"

@@ -77,6 +77,11 @@ async def _show(deployment: Deployment, settings: ServeSettings, num_prompts: in
     OUT.print(comparison_table(runs))
     for line in difference_lines(runs, deployment.description.dtype):
         OUT.print(escape(line))
+    OUT.print(
+        "\nnext: [bold]outrider serve[/], and in another terminal "
+        "[bold]outrider generate 'def main(' --address 127.0.0.1:50051[/]"
+        "\n(in a clone, first: source .venv/bin/activate)"
+    )
 
 
 async def _run_policy(client: OutriderClient, gamma: int | None, prompts: list[str], max_tokens: int) -> PolicyRun:
