@@ -36,6 +36,40 @@ class ModelSettings(Settings):
         description="reference: float32 results that no batch or schedule changes, bit for bit; several times slower.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where torch finds one.")
+    k_slices: int = Field(
+        2,
+        ge=1,
+        le=64,
+        description="Reference numerics sum every row-parallel product over this many slices; a multiple of tp.",
+    )
+
+
+class ParallelSettings(Settings):
+    """How the model is split over ranks: dp × tp of them."""
+
+    tp: int = Field(1, ge=1, le=1024, description="Tensor-parallel ranks: they cut every layer between them.")
+    dp: int = Field(
+        1, ge=1, le=1024, description="Data-parallel ranks, of tp each: they have sequences and pages of their own."
+    )
+    ep: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Expert-parallel ranks: 1 cuts every expert over tp; dp × tp gives each rank whole experts.",
+    )
+    pp: int = Field(1, description="Pipeline parallelism is not served; leave it at 1.")
+
+    @model_validator(mode="after")
+    def _is_a_layout(self) -> ParallelSettings:
+        if self.pp != 1:
+            raise ValueError(f"pp is {self.pp}: pipeline parallelism is not served; use tp, dp and ep, and set pp to 1")
+        size = self.dp * self.tp
+        if self.ep not in (1, size):
+            raise ValueError(
+                f"ep is {self.ep}; with dp {self.dp} and tp {self.tp} it is 1 (experts cut over tp) or {size} (whole "
+                "experts over all ranks)"
+            )
+        return self
 
 
 class CacheSettings(Settings):
@@ -110,6 +144,12 @@ class ClusterSettings(Settings):
     worker_advertise_host: str | None = Field(None, description="Address the runtime dials; unset: the bind address.")
     worker_port_min: Port = Field(0, description="First port a rank may listen on; 0 takes a free one.")
     worker_port_max: Port = Field(0, description="Last port a rank may listen on.")
+    collectives: Literal["auto", "gloo", "nccl"] = Field(
+        "auto", description="What carries collectives between ranks. auto: NCCL between GPUs, gloo between CPUs."
+    )
+    check_ranks: bool = Field(
+        True, description="Compare, in every step, what ranks of a group committed and the collectives they joined."
+    )
     start_timeout_s: float = Field(120.0, gt=0, description="Longest start of a rank, loading included.")
     step_timeout_s: float = Field(30.0, gt=0, description="A step past this is a lost rank.")
     worker_threads: int = Field(1, ge=1, description="Compute threads of a rank on CPUs.")
@@ -127,6 +167,7 @@ class ServeSettings(Settings):
     """Everything `outrider serve` can be told; the shape of a YAML file in configs/serve."""
 
     model: ModelSettings = ModelSettings()
+    parallel: ParallelSettings = ParallelSettings()
     cache: CacheSettings = CacheSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     speculation: SpeculationSettings = SpeculationSettings()
@@ -135,16 +176,29 @@ class ServeSettings(Settings):
     state_dir: Path = Field(Path(".outrider"), description="Writable state: logs of ranks, profiles, policy.")
 
 
+class GroupSeat(Settings):
+    """One rank's place among the ranks of a life, and where they meet.
+
+    store_address: host:port of the store that rank 0 keeps; unset for a rank alone. store_fd: rank 0's own listening
+    socket at it. bind_host: address of this rank's end of collectives.
+    """
+
+    rank: int = 0
+    store_address: str | None = None
+    store_fd: int | None = None
+    bind_host: str = "127.0.0.1"
+
+
 class WorkerSettings(Settings):
     """What one rank needs to load and run; travels to it as JSON."""
 
     model: ModelSettings
     cache: CacheSettings
     speculation: SpeculationSettings
+    parallel: ParallelSettings = ParallelSettings()
+    seat: GroupSeat = GroupSeat()
     max_step_tokens: int
     threads: int
-    tp_rank: int = 0
-    tp_size: int = 1
-    k_slices: int = Field(
-        2, ge=1, description="Reference numerics sum every row-parallel product over this many slices of K."
-    )
+    collectives: Literal["auto", "gloo", "nccl"] = "auto"
+    collective_timeout_s: float = 30.0
+    check_ranks: bool = True

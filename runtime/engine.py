@@ -19,21 +19,22 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from configs.schema import ServeSettings
+from parallel.mesh import Mesh
 from runtime.events import ErrorEvent, EventSink, TokenEvent
 from runtime.front.errors import InternalError, InvalidRequest, OutriderError, Unavailable
 from runtime.intake import Intake, check_servable
 from runtime.life import Life, begin_life, next_life
-from runtime.link import WorkerSource
+from runtime.link import GroupSource, RankProgress
+from runtime.outbox import Event, Outbox
 from runtime.request import Request, Usage
 from runtime.scheduler.queue import WaitingQueue
 from runtime.settlement import Outcome, outcomes, settle
-from runtime.statistics import Counters, EngineStatistics, PoolUse
+from runtime.statistics import Counters, EngineStatistics
 from runtime.verification.policy import Policy, PolicyState, PolicyStore, initial_policy
-from workers.plan import Progress, StepPlan, StepResult, WorkerDescription, WorkerError, WorkerLost
+from state.ledger import RunningSequence
+from workers.plan import StepPlan, StepResult, WorkerDescription, WorkerError, WorkerLost
 
 log = logging.getLogger(__name__)
-
-Event = TokenEvent | ErrorEvent
 
 
 @dataclass(slots=True)
@@ -45,50 +46,54 @@ class _Live:
 
 
 class Engine:
-    """Runs requests on a worker and tells the front what comes of them.
+    """Runs requests on a group of ranks and tells the front what comes of them.
 
-    workers: starts the worker and brings it back.
+    groups: starts the group and brings it back.
     sink: takes events; the last one of a request is a finish or an error, unless an abort or a verdict ends it first.
     pause: waits a number of seconds between attempts to restart; tests pass their own.
+    clock: seconds by which lives are told short or long; tests pass their own.
     """
 
     def __init__(
         self,
         settings: ServeSettings,
-        workers: WorkerSource,
+        groups: GroupSource,
         sink: EventSink,
         *,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._workers = workers
-        self._sink = sink
+        self._groups = groups
+        self._outbox = Outbox(sink)
         self._pause = pause
+        self._clock = clock
         self._intake = Intake(settings.scheduler.max_waiting)
         self._queue = WaitingQueue()
         self._live: dict[int, _Live] = {}
-        self._held: list[Event] = []
         self._listeners: list[Callable[[bool], None]] = []
         self._life: Life | None = None
         self._policies: PolicyStore | None = None
         self._counters = Counters()
         self._is_serving = False
         self._is_stopping = False
+        # Why the group is not there and what keeps it away; empty while it is.
+        self._outage = ""
         self._work = asyncio.Event()
         self._nothing_live = asyncio.Event()
         self._nothing_live.set()
         self._loop_task: asyncio.Task[None] | None = None
 
-    async def start(self, progress: Progress = lambda stage, done, total: None) -> None:
-        """Starts the worker and the loop. Raises WorkerError or ValueError when the model cannot be served so."""
+    async def start(self, progress: RankProgress = lambda rank, stage, done, total: None) -> None:
+        """Starts the group and the loop. Raises WorkerError or ValueError when the model cannot be served so."""
         assert self._loop_task is None, "an engine starts once"
-        worker = await self._workers.start(progress)
+        group = await self._groups.start(progress)
         try:
-            self._adopt(begin_life(worker, self._queue, self._settings, None))
+            self._adopt(begin_life(group, self._queue, self._settings, None, now_s=self._clock()))
             policy = initial_policy(self._settings.speculation, self.description.gamma_max)
             self._policies = PolicyStore(policy, gamma_max=self.description.gamma_max, effective_step=1)
         except ValueError:
-            await self._workers.stop()
+            await self._groups.stop()
             raise
         self._loop_task = asyncio.create_task(self._run(), name="engine loop")
         self._loop_task.add_done_callback(self._have_last_word)
@@ -96,7 +101,7 @@ class Engine:
 
     async def stop(self, drain_s: float) -> None:
         """Refuses new requests, lets live ones finish for `drain_s` seconds, ends the rest with Unavailable, and stops
-        the worker. Idempotent."""
+        the group. Idempotent."""
         self._is_stopping = True
         self._set_serving(False)
         if self._loop_task is not None:
@@ -108,14 +113,24 @@ class Engine:
             self._loop_task = None
         try:
             self._fail(list(self._live), Unavailable("the server has stopped"))
-            self._deliver(self._take_held())
+            self._deliver(self._outbox.take())
         finally:
-            await self._workers.stop()
+            await self._groups.stop()
 
     @property
     def description(self) -> WorkerDescription:
-        """The worker in use, or the last one. Raises Unavailable before the first start."""
-        return self._current.worker.description
+        """Rank 0 of the group in use, or of the last one. Raises Unavailable before the first start."""
+        return self._current.group.description
+
+    @property
+    def ranks(self) -> tuple[WorkerDescription, ...]:
+        """All ranks of that group, in order. Raises Unavailable before the first start."""
+        return self._current.group.ranks
+
+    @property
+    def mesh(self) -> Mesh:
+        """How they are laid out. Raises Unavailable before the first start."""
+        return self._current.group.mesh
 
     @property
     def is_serving(self) -> bool:
@@ -135,7 +150,8 @@ class Engine:
         Raises Unavailable, InvalidRequest, DuplicateRequest or Overloaded; nothing is queued then.
         """
         if not self._is_serving:
-            raise Unavailable("the server is starting, stopping or recovering; try again later")
+            doing = f"recovering ({self._outage})" if self._outage else "starting or stopping"
+            raise Unavailable(f"the server is {doing}; try again later")
         self._intake.accept(
             request,
             self.description,
@@ -150,7 +166,7 @@ class Engine:
     def abort(self, uid: int) -> None:
         """Ends a request without further events. Its slot and pages are free for the next step. Unknown and ended
         requests are ignored."""
-        self._held = [event for event in self._held if event.uid != uid]
+        self._outbox.forget(uid)
         self._end(uid)
 
     @property
@@ -171,21 +187,16 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Raises Unavailable before the first start."""
-        scheduler = self._current.scheduler
-        slots, pages = scheduler.ledger.slots, scheduler.ledger.pages
         return self._counters.view(
-            running=scheduler.num_running,
+            dp_ranks=[scheduler.use() for scheduler in self._current.scheduler.schedulers],
             waiting=len(self._queue),
-            slots_free=slots.num_free,
-            slots_used=slots.num_used,
-            pages=tuple(PoolUse(group=group, free=pool.num_free, used=pool.num_used) for group, pool in pages.items()),
         )
 
     def check_integrity(self) -> list[str]:
         """One line per violated invariant of the books; empty when all hold."""
         scheduler = self._current.scheduler
-        problems = scheduler.ledger.check_integrity()
-        known = {request.uid for request in self._queue} | {sequence.uid for sequence in scheduler.ledger}
+        problems = scheduler.check_integrity()
+        known = {request.uid for request in self._queue} | {sequence.uid for sequence in scheduler.running}
         if known != set(self._live):
             problems.append(f"live requests {sorted(self._live)}, queued or running {sorted(known)}")
         return problems
@@ -196,12 +207,12 @@ class Engine:
                 await self._turn()
             except WorkerError as error:
                 cause = f"{type(error).__name__}: {error}"
-                log.error("the worker is lost: %s", cause)
-                running = [sequence.uid for sequence in self._current.scheduler.ledger]
-                self._fail(running, Unavailable(f"the worker was lost ({cause}); try again"))
+                log.error("the group is lost: %s", cause)
+                running = [sequence.uid for sequence in self._current.scheduler.running]
+                self._fail(running, Unavailable(f"a worker was lost ({cause}); try again"))
                 await self._recover(cause)
             except Exception as error:
-                # Host and worker may disagree now; nothing that either holds can be trusted.
+                # Host and ranks may disagree now; nothing that either holds can be trusted.
                 cause = f"the engine failed: {error!r}"
                 log.exception("a round failed")
                 self._fail(list(self._live), InternalError(cause))
@@ -218,7 +229,7 @@ class Engine:
         cause = "it was cancelled" if error is None else repr(error)
         log.critical("the engine's loop has ended: %s; restart the server", cause, exc_info=error)
         failure = InternalError(f"the engine has ended ({cause})")
-        self._report([*self._take_held(), *(ErrorEvent(uid=uid, error=failure) for uid in self._live)])
+        self._outbox.report([*self._outbox.take(), *(ErrorEvent(uid=uid, error=failure) for uid in self._live)])
         for uid in list(self._live):
             try:
                 self._end(uid)
@@ -231,13 +242,13 @@ class Engine:
     async def _turn(self) -> None:
         """One round if there is work; else waits for some."""
         life = self._current
-        if life.worker.lost.done():
-            raise WorkerLost(life.worker.lost.result())
+        if life.group.lost.done():
+            raise WorkerLost(life.group.lost.result())
         if life.scheduler.has_work:
             await self._round()
             return
         self._work.clear()
-        self._deliver(self._take_held())
+        self._deliver(self._outbox.take())
         await self._work.wait()
 
     async def _round(self) -> None:
@@ -245,122 +256,114 @@ class Engine:
         started = time.perf_counter()
         plan = life.scheduler.plan(self._policy_store.state.policy)
         handed_over = time.perf_counter()
-        execution = asyncio.create_task(life.worker.link.execute(plan))
+        execution = asyncio.create_task(life.group.link.execute(plan))
         try:
-            # Lets the task run up to its first wait, so that the worker computes while the front takes the events.
+            # Lets the task run up to its first wait, so that the ranks compute while the front takes the events.
             await asyncio.sleep(0)
-            self._deliver(self._take_held())
+            self._deliver(self._outbox.take())
             result = await execution
         finally:
             execution.cancel()
         answered = time.perf_counter()
         undecided: list[Event] = []
         for event in self._book(plan, result):
-            (undecided if event.needs_verdict else self._held).append(event)
+            (undecided.append if event.needs_verdict else self._outbox.hold)(event)
         self._deliver(undecided)
-        if plan.slots:
+        if plan.num_sequences:
             host_s = (handed_over - started) + (time.perf_counter() - answered)
-            self._counters.add_step(result.timings, execute_s=answered - handed_over, host_s=host_s)
+            self._counters.add_step(result, execute_s=answered - handed_over, host_s=host_s)
+            life.num_steps += 1
 
     def _book(self, plan: StepPlan, result: StepResult) -> Iterator[TokenEvent]:
-        """Commits a result to the ledger, ends what is finished, and yields the events."""
+        """Commits a result to the ledgers, ends what is finished, and yields the events."""
         scheduler = self._current.scheduler
         num_drafts = plan.gamma if plan.feed_drafter else 0
         for outcome in outcomes(plan, result):
-            sequence = scheduler.ledger.find(outcome.slot, outcome.epoch)
+            sequence = scheduler.find(outcome.dp_rank, outcome.slot, outcome.epoch)
             if sequence is None:
                 continue  # aborted while the step ran
             try:
                 sequence.commit(outcome.num_known, outcome.emitted, num_drafts)
                 if outcome.samples:
-                    yield self._book_round(sequence.uid, outcome)
+                    yield self._book_round(sequence, outcome)
             except ValueError as error:
                 log.error("step %d: %s", plan.step_id, error)
                 self._fail([sequence.uid], InternalError(f"the worker's answer does not fit: {error}"))
 
-    def _book_round(self, uid: int, outcome: Outcome) -> TokenEvent:
-        live = self._live[uid]
+    def _book_round(self, sequence: RunningSequence, outcome: Outcome) -> TokenEvent:
+        live = self._live[sequence.uid]
         event = settle(live.request, live.usage, outcome)
         live.usage = event.usage
         self._counters.add_round(outcome)
-        self._current.scheduler.ledger[uid].awaiting_verdict = event.needs_verdict
+        sequence.awaiting_verdict = event.needs_verdict
         if event.finish is not None:
-            self._end(uid)
+            self._end(sequence.uid)
         return event
 
     def _deliver(self, events: list[Event]) -> None:
-        """Hands events to the front and acts on its verdicts. A fault of the front ends the requests it was told of."""
-        if not events:
-            return
-        undecided = {event.uid for event in events if isinstance(event, TokenEvent) and event.needs_verdict}
-        try:
-            verdicts = self._sink.deliver(events)
-        except Exception as error:
-            log.exception("the front failed on %d events", len(events))
-            # Those that ended in this very batch are told too: their last event may not have got through.
-            failure = InternalError(f"the front failed: {error!r}")
-            self._report(ErrorEvent(uid=event.uid, error=failure) for event in events)
-            for event in events:
-                self._end(event.uid)
-            return
-        for verdict in verdicts:
-            undecided.discard(verdict.uid)
-            if verdict.stop:
-                self._end(verdict.uid)
-            elif verdict.uid in self._current.scheduler.ledger:
-                self._current.scheduler.ledger[verdict.uid].awaiting_verdict = False
-        if undecided:
-            self._fail(undecided, InternalError("the front gave no verdict"))
-
-    def _report(self, events: Iterable[Event]) -> None:
-        """Tells a front that may be at fault itself, of one event at a time; what fails again is only logged."""
-        for event in events:
-            try:
-                self._sink.deliver([event])
-            except Exception:
-                log.exception("the front failed on the end of request %d", event.uid)
+        """Hands events to the front and acts on its verdicts."""
+        handover = self._outbox.hand_over(events)
+        for uid in handover.over:
+            self._end(uid)
+        for uid in handover.decided:
+            if (sequence := self._current.scheduler.sequence(uid)) is not None:
+                sequence.awaiting_verdict = False
+        self._fail(handover.undecided, InternalError("the front gave no verdict"))
 
     async def _recover(self, cause: str) -> None:
-        """Brings the worker back; what its loss ended is told first.
+        """Brings the group back; what its loss ended is told first.
 
-        Waiting requests wait on, but no longer than one start of a worker may take.
+        Waiting requests wait on, but no longer than one start may take.
         """
+        self._outage = cause
         self._set_serving(False)
-        self._deliver(self._take_held())
+        self._deliver(self._outbox.take())
         patience_s = self._settings.cluster.start_timeout_s
-        patience = asyncio.get_running_loop().call_later(patience_s, self._give_up_waiting, cause)
+        patience = asyncio.get_running_loop().call_later(patience_s, self._give_up_waiting)
+
+        def note_failure(error: Exception) -> None:
+            self._outage = f"{cause}; a restart failed: {error}"
+
         try:
             life = await next_life(
-                self._current, self._workers, self._queue, self._settings, cause=cause, pause=self._pause
+                self._current,
+                self._groups,
+                self._queue,
+                self._settings,
+                cause=cause,
+                pause=self._pause,
+                clock=self._clock,
+                on_failure=note_failure,
             )
         finally:
             patience.cancel()
+        self._outage = ""
         self._adopt(life)
         self._counters.restarts += 1
         self._policy_store.fit(self.description.gamma_max, effective_step=life.scheduler.next_step_id)
         for request in list(self._queue):
             try:
                 check_servable(request, self.description)
-            except InvalidRequest as error:  # the worker came back with less memory
+            except InvalidRequest as error:  # the group came back with less memory
                 self._fail([request.uid], error)
-        self._deliver(self._take_held())
+        self._deliver(self._outbox.take())
         self._set_serving(not self._is_stopping)
 
-    def _give_up_waiting(self, cause: str) -> None:
+    def _give_up_waiting(self) -> None:
         waiting = [request.uid for request in self._queue]
-        self._fail(waiting, Unavailable(f"the worker was lost and is not back ({cause}); try again"))
-        self._deliver(self._take_held())
+        self._fail(waiting, Unavailable(f"a worker was lost and is not back ({self._outage}); try again"))
+        self._deliver(self._outbox.take())
 
     def _adopt(self, life: Life) -> None:
         self._life = life
-        self._counters.fit(life.worker.description.gamma_max)
-        life.worker.lost.add_done_callback(lambda lost: self._work.set())
+        self._counters.fit(life.group.description.gamma_max)
+        life.group.lost.add_done_callback(lambda lost: self._work.set())
 
     def _fail(self, uids: Iterable[int], error: OutriderError) -> None:
         """Ends requests; their last events are held, and so not lost whatever fails next."""
         for uid in uids:
             if self._end(uid):
-                self._held.append(ErrorEvent(uid=uid, error=error))
+                self._outbox.hold(ErrorEvent(uid=uid, error=error))
 
     def _end(self, uid: int) -> bool:
         """Lets go of a request wherever it is; False when it has ended already. Until that is done it is live."""
@@ -369,7 +372,7 @@ class Engine:
             return False
         if uid in self._queue:
             self._queue.remove(uid)
-        elif uid in self._current.scheduler.ledger:
+        elif self._current.scheduler.sequence(uid) is not None:
             self._current.scheduler.release(uid)
         self._intake.forget(live.request.request_id)
         del self._live[uid]
@@ -382,10 +385,6 @@ class Engine:
             self._is_serving = is_serving
             for listener in self._listeners:
                 listener(is_serving)
-
-    def _take_held(self) -> list[Event]:
-        held, self._held = self._held, []
-        return held
 
     @property
     def _current(self) -> Life:

@@ -1,52 +1,68 @@
-"""What the engine needs of a worker and of whoever starts it. Interfaces only; knows no Ray and no gRPC."""
+"""What the engine needs of a group of ranks and of whoever starts it. Interfaces only; knows no Ray and no gRPC."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
-from workers.plan import Progress, StepPlan, StepResult, WorkerDescription
+from parallel.mesh import Mesh
+from workers.plan import StepPlan, StepResult, WorkerDescription
+
+RankProgress = Callable[[int, str, int, int], None]
+"""Which rank, what it loads, how much of that is done, how much there is."""
 
 
 class StepLink(Protocol):
-    """The way to one loaded worker. Plans go in order, one result comes back for each."""
+    """The way to all ranks of a loaded group. Plans go in order, one result comes back for each."""
 
     async def execute(self, plan: StepPlan) -> StepResult:
-        """Raises WorkerLost, StepTimeout or another WorkerError; the worker is unusable after any of them."""
+        """Raises WorkerLost, StepTimeout, RanksDisagree or another WorkerError, which names the rank; the whole group
+        is unusable after any of them."""
         ...
 
 
-class LoadedWorker(Protocol):
-    """A worker as the engine sees it, from its load to its loss."""
+class LoadedGroup(Protocol):
+    """A group of ranks as the engine sees it, from its load to its loss."""
 
     @property
     def link(self) -> StepLink: ...
 
     @property
-    def description(self) -> WorkerDescription: ...
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def description(self) -> WorkerDescription:
+        """Rank 0's, with the slots and pages that every data-parallel rank has."""
+        ...
+
+    @property
+    def ranks(self) -> tuple[WorkerDescription, ...]:
+        """Each rank's own, in order."""
+        ...
 
     @property
     def epoch(self) -> int:
-        """Which life of the worker this is; rises with every start."""
+        """Which life of the group this is; rises with every start."""
         ...
 
     @property
     def lost(self) -> asyncio.Future[str]:
-        """Done, with the reason, when the worker is no more, whether or not a step is in flight."""
+        """Done, with the reason, when any rank is no more, whether or not a step is in flight."""
         ...
 
 
-class WorkerSource(Protocol):
-    """Starts workers and brings them back."""
+class GroupSource(Protocol):
+    """Starts groups of ranks and brings them back, whole."""
 
-    async def start(self, progress: Progress) -> LoadedWorker:
-        """Launches and loads. Raises WorkerError."""
+    async def start(self, progress: RankProgress) -> LoadedGroup:
+        """Launches and loads all ranks. Raises WorkerError that names the rank and its reason."""
         ...
 
-    async def restart(self, reason: str) -> LoadedWorker:
-        """Ends what is left of the worker and starts anew with a fresh epoch. Raises WorkerError; may be retried."""
+    async def restart(self, reason: str) -> LoadedGroup:
+        """Ends what is left of the group and starts anew with a fresh epoch. Raises WorkerError; may be retried."""
         ...
 
     async def stop(self) -> None:
-        """Ends the worker. Idempotent."""
+        """Ends all ranks. Idempotent."""
         ...

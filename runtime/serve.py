@@ -2,52 +2,86 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
+from dataclasses import dataclass
+from pathlib import Path
 
 from configs.schema import ServeSettings
-from runtime.cluster.supervisor import WorkerSupervisor, launcher_for
+from parallel.mesh import Mesh
+from runtime.cluster.launcher import Launcher
+from runtime.cluster.supervisor import GroupSupervisor, launcher_for
 from runtime.engine import Engine
 from runtime.front.defaults import SamplingDefaults
 from runtime.front.hub import StreamHub
 from runtime.front.server import FrontServer
 from runtime.front.tokenizer import Tokenizer
+from runtime.link import RankProgress
 from runtime.statistics import EngineStatistics
 from workers.address import join_address
-from workers.plan import Progress, WorkerDescription
+from workers.plan import WorkerDescription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FrontFiles:
+    """What the front reads of a checkpoint: tokenizer and chat template, sampling defaults."""
+
+    tokenizer: Tokenizer
+    defaults: SamplingDefaults
+
+    @classmethod
+    def load(cls, path: Path) -> _FrontFiles:
+        """Raises LoadError that names the file."""
+        return cls(tokenizer=Tokenizer.load(path), defaults=SamplingDefaults.load(path))
 
 
 class Deployment:
-    """One model on one rank behind one gRPC front; all but the rank lives in this process."""
+    """One model on a group of ranks behind one gRPC front; all but the ranks lives in this process."""
 
-    def __init__(self, settings: ServeSettings) -> None:
-        """settings: as `load_settings` gives them, with the checkpoint's path set.
-
-        Raises LoadError for what the front reads of the checkpoint: tokenizer, chat template, sampling defaults.
-        """
+    def __init__(self, settings: ServeSettings, launcher: Launcher | None = None) -> None:
+        """settings: as `load_settings` gives them, with the checkpoint's path set. launcher: who starts ranks; unset
+        takes the one that the settings name."""
         assert settings.model.path is not None, "settings without a checkpoint"
         self._settings = settings
-        self._tokenizer = Tokenizer.load(settings.model.path)
-        self._defaults = SamplingDefaults.load(settings.model.path)
-        self._supervisor = WorkerSupervisor(settings, launcher_for(settings))
+        self._path = settings.model.path
+        self._supervisor = GroupSupervisor(settings, launcher or launcher_for(settings))
         self._hub = StreamHub(settings.server)
         self._engine = Engine(settings, self._supervisor, self._hub)
+        self._files: _FrontFiles | None = None
         self._front: FrontServer | None = None
         self._port: int | None = None
 
-    async def start(self, progress: Progress) -> None:
+    async def start(self, progress: RankProgress) -> None:
         """Returns when requests are served. `stop` must follow, also where this raises or is cancelled.
 
-        Raises OSError (the address cannot be listened on) or WorkerError (the rank cannot be started or loaded).
+        Raises OSError (the address cannot be listened on), LoadError (tokenizer, chat template or sampling defaults of
+        the checkpoint; the text names the file) or WorkerError (a rank cannot start or load; the text names it).
         """
         _check_free(self._settings.server.host, self._settings.server.port)
-        await self._engine.start(progress)
-        self._front = FrontServer(self._engine, self._hub, self._tokenizer, self._settings, defaults=self._defaults)
+        self._files = files = await self._load_beside_ranks(progress)
+        self._front = FrontServer(self._engine, self._hub, files.tokenizer, self._settings, defaults=files.defaults)
         self._port = await self._front.start()
 
+    async def _load_beside_ranks(self, progress: RankProgress) -> _FrontFiles:
+        """Reads the front's files in a thread while the ranks start. An error of the files ends the ranks' start, and
+        is the one that is raised where both fail."""
+        loading = asyncio.ensure_future(asyncio.to_thread(_FrontFiles.load, self._path))
+        starting = asyncio.ensure_future(self._engine.start(progress))
+        try:
+            await asyncio.wait({loading, starting}, return_when=asyncio.FIRST_EXCEPTION)
+            files = await loading
+            await starting
+        finally:
+            # A thread cannot be ended; what it still brings is let go.
+            loading.cancel()
+            starting.cancel()
+            await asyncio.gather(loading, starting, return_exceptions=True)
+        return files
+
     async def stop(self, drain_s: float) -> None:
-        """Refuses new requests, gives running ones `drain_s` seconds, ends front and rank.
+        """Refuses new requests, gives running ones `drain_s` seconds, ends front and ranks.
 
         Idempotent; may be cancelled, and called again with less patience.
         """
@@ -63,8 +97,18 @@ class Deployment:
 
     @property
     def description(self) -> WorkerDescription:
-        """What the rank said of itself when it was loaded."""
+        """What rank 0 said of itself when it was loaded."""
         return self._engine.description
+
+    @property
+    def ranks(self) -> tuple[WorkerDescription, ...]:
+        """What each rank said of itself, in order."""
+        return self._engine.ranks
+
+    @property
+    def mesh(self) -> Mesh:
+        """How the ranks are laid out."""
+        return self._engine.mesh
 
     @property
     def engine(self) -> Engine:
@@ -72,14 +116,15 @@ class Deployment:
         return self._engine
 
     @property
-    def supervisor(self) -> WorkerSupervisor:
-        """The part that keeps the rank alive; for tests and tools, which may end the rank behind its back."""
+    def supervisor(self) -> GroupSupervisor:
+        """The part that keeps the ranks alive; for tests and tools, which may end a rank behind its back."""
         return self._supervisor
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the front uses, for tests and tools."""
-        return self._tokenizer
+        """The tokenizer that the front uses, for tests and tools; known once `start` has returned."""
+        assert self._files is not None, "not started"
+        return self._files.tokenizer
 
     def statistics(self) -> EngineStatistics:
         """A moment of the engine."""
@@ -91,16 +136,24 @@ class Deployment:
 
     def facts(self) -> list[tuple[str, str]]:
         """What was started and where, as rows to print."""
-        launched = self._supervisor.launched
-        rows = [("front", self.address)]
-        if launched is not None:
-            rows.append(("worker", f"{launched.address} ({launched.name})"))
+        rows = [("front", self.address), ("layout", _layout_line(self.mesh))]
+        rows += [
+            (f"rank {rank}", f"{launched.address} ({launched.name})")
+            for rank, launched in enumerate(self._supervisor.launched)
+        ]
         if self._settings.cluster.launcher == "ray":
             import ray
 
             whose = "joined" if self._settings.cluster.ray_address else "started here"
             rows.append(("ray", f"{ray.get_runtime_context().gcs_address} ({whose})"))
         return rows
+
+
+def _layout_line(mesh: Mesh) -> str:
+    """Sizes of the layout, and what they come to."""
+    ranks = "1 rank" if mesh.size == 1 else f"{mesh.size} ranks"
+    experts = ", each with whole experts of its own" if mesh.spreads_experts else ""
+    return f"{mesh}: {ranks}{experts}"
 
 
 def _check_free(host: str, port: int) -> None:

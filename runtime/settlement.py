@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 
 from runtime.events import TokenEvent
 from runtime.request import Finish, FinishReason, Request, Round, StopParams, Usage
-from workers.plan import StalePlan, StepPlan, StepResult
+from workers.plan import BatchPlan, BatchResult, StalePlan, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One column of a plan beside its result; the fields are those of StepPlan and StepResult."""
+    """One column of a batch beside its result; the fields are those of BatchPlan and BatchResult.
 
+    dp_rank: whose batch it is; slots and epochs are this data-parallel rank's own.
+    """
+
+    dp_rank: int = 0
     slot: int
     epoch: int
     num_known: int
@@ -28,32 +32,46 @@ class Outcome:
 
 
 def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
-    """Columns of `plan` with what became of them. Raises StalePlan when the result answers another plan."""
+    """Columns of all batches of `plan` with what became of them. Raises StalePlan when the result answers another
+    plan, before any of them is given."""
     if (result.step_id, result.epoch) != (plan.step_id, plan.epoch):
         raise StalePlan(
             f"step {plan.step_id} of epoch {plan.epoch} was answered by step {result.step_id} of epoch {result.epoch}"
         )
+    if len(result.batches) != len(plan.batches):
+        raise StalePlan(f"step {plan.step_id} has {len(plan.batches)} batches, its result {len(result.batches)}")
+    pairs = list(zip(plan.batches, result.batches, strict=True))
+    for dp_rank, (batch, found) in enumerate(pairs):
+        _check_lengths(plan, dp_rank, batch, found)
+    return (
+        Outcome(
+            dp_rank=dp_rank,
+            slot=batch.slots[i],
+            epoch=batch.epochs[i],
+            num_known=batch.num_known[i],
+            num_drafts=batch.num_drafts[i],
+            samples=batch.samples[i],
+            drafted=found.drafted[i],
+            num_admitted=found.num_admitted[i],
+            num_accepted=found.num_accepted[i],
+            emitted=found.emitted[i],
+            margins=found.margins[i] if plan.report_margins else (),
+        )
+        for dp_rank, (batch, found) in enumerate(pairs)
+        for i in range(len(batch.slots))
+    )
+
+
+def _check_lengths(plan: StepPlan, dp_rank: int, batch: BatchPlan, result: BatchResult) -> None:
     columns: list[Sequence[object]] = [result.emitted, result.drafted, result.num_admitted, result.num_accepted]
     if plan.report_margins:
         columns.append(result.margins)
-    if any(len(column) != len(plan.slots) for column in columns):
+    if any(len(column) != len(batch.slots) for column in columns):
         lengths = [len(column) for column in columns]
-        raise StalePlan(f"step {plan.step_id} has {len(plan.slots)} sequences, its result {lengths}")
-    return (
-        Outcome(
-            slot=plan.slots[i],
-            epoch=plan.epochs[i],
-            num_known=plan.num_known[i],
-            num_drafts=plan.num_drafts[i],
-            samples=plan.samples[i],
-            drafted=result.drafted[i],
-            num_admitted=result.num_admitted[i],
-            num_accepted=result.num_accepted[i],
-            emitted=result.emitted[i],
-            margins=result.margins[i] if plan.report_margins else (),
+        raise StalePlan(
+            f"step {plan.step_id} has {len(batch.slots)} sequences on data-parallel rank {dp_rank}, "
+            f"its result {lengths}"
         )
-        for i in range(len(plan.slots))
-    )
 
 
 def settle(request: Request, usage: Usage, outcome: Outcome) -> TokenEvent:

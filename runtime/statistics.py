@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 
 from runtime.settlement import Outcome
-from workers.plan import StepTimings
+from workers.plan import StepResult, StepTimings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,37 +19,88 @@ class PoolUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStatistics:
-    """A moment of the engine. Counters run from start to stop, over all lives of the worker.
-
-    running, waiting: sequences that hold a slot; requests in the queue.
-    steps, rounds: passes of the batch; passes that sampled, counted per sequence.
-    emitted, drafted, admitted, accepted: tokens.
-    drafted_per_position, admitted_per_position, accepted_per_position: draft k, from 0, of γ_max.
-    timings: sums of the worker's own seconds.
-    execute_s: seconds from handing over a plan to its result.
-    host_s: seconds from a result to the next plan: booking, verdicts, planning. The rest overlaps with execute_s.
-    restarts: lives of the worker after the first.
-    """
+class RankUse:
+    """What one data-parallel rank holds: sequences, slots, and pages per cache group."""
 
     running: int
-    waiting: int
     slots_free: int
     slots_used: int
     pages: tuple[PoolUse, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatistics:
+    """A moment of the engine. Counters run from start to stop, over all lives of the group.
+
+    dp_ranks: the use of each data-parallel rank; running, slots_free, slots_used and pages are sums over them.
+    waiting: requests in the queue.
+    steps, rounds: steps in which any sequence ran; passes that sampled, counted per sequence.
+    emitted, drafted, admitted, accepted: tokens.
+    drafted_per_position, admitted_per_position, accepted_per_position: draft k, from 0, of γ_max.
+    timings: sums over steps of what the slowest rank of each spent, collectives, dispatch and combine among it.
+    expert_steps: steps in which expert rows were computed.
+    expert_imbalance_sum: over those, the sum of the busiest rank's rows over the ranks' mean.
+    execute_s: seconds from handing over a plan to its result.
+    host_s: seconds from a result to the next plan: booking, verdicts, planning. The rest overlaps with execute_s.
+    restarts: lives of the group after the first.
+    """
+
+    dp_ranks: tuple[RankUse, ...]
+    waiting: int
     steps: int
     rounds: int
     emitted: int
-    drafted: int
-    admitted: int
-    accepted: int
     drafted_per_position: tuple[int, ...]
     admitted_per_position: tuple[int, ...]
     accepted_per_position: tuple[int, ...]
     timings: StepTimings
+    expert_steps: int
+    expert_imbalance_sum: float
     execute_s: float
     host_s: float
     restarts: int
+
+    @property
+    def running(self) -> int:
+        return sum(use.running for use in self.dp_ranks)
+
+    @property
+    def slots_free(self) -> int:
+        return sum(use.slots_free for use in self.dp_ranks)
+
+    @property
+    def slots_used(self) -> int:
+        return sum(use.slots_used for use in self.dp_ranks)
+
+    @property
+    def pages(self) -> tuple[PoolUse, ...]:
+        """Per cache group."""
+        return tuple(
+            PoolUse(group=pools[0].group, free=sum(pool.free for pool in pools), used=sum(pool.used for pool in pools))
+            for pools in zip(*(use.pages for use in self.dp_ranks), strict=True)
+        )
+
+    @property
+    def drafted(self) -> int:
+        return sum(self.drafted_per_position)
+
+    @property
+    def admitted(self) -> int:
+        return sum(self.admitted_per_position)
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_per_position)
+
+    @property
+    def overhead_s(self) -> float:
+        """What steps took beyond their slowest rank: planning, links, booking."""
+        return self.execute_s + self.host_s - self.timings.total_s
+
+    @property
+    def expert_imbalance(self) -> float | None:
+        """The busiest rank's expert rows over the ranks' mean, averaged over steps; None before there are any."""
+        return self.expert_imbalance_sum / self.expert_steps if self.expert_steps else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +114,8 @@ class Counters:
     admitted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     timings: StepTimings = field(default_factory=StepTimings)
+    expert_steps: int = 0
+    expert_imbalance_sum: float = 0.0
     execute_s: float = 0.0
     host_s: float = 0.0
     restarts: int = 0
@@ -80,39 +134,37 @@ class Counters:
             self.admitted_per_position[position] += position < outcome.num_admitted
             self.accepted_per_position[position] += position < outcome.num_accepted
 
-    def add_step(self, timings: StepTimings, *, execute_s: float, host_s: float) -> None:
-        """Counts one pass of the batch."""
+    def add_step(self, result: StepResult, *, execute_s: float, host_s: float) -> None:
+        """Counts one step in which any sequence ran."""
         self.steps += 1
         self.execute_s += execute_s
         self.host_s += host_s
-        self.timings = StepTimings(
-            total_s=self.timings.total_s + timings.total_s,
-            target_s=self.timings.target_s + timings.target_s,
-            verify_s=self.timings.verify_s + timings.verify_s,
-            commit_s=self.timings.commit_s + timings.commit_s,
-            draft_s=self.timings.draft_s + timings.draft_s,
-        )
+        self.timings = _sum(self.timings, result.slowest)
+        rows = [timings.expert_rows for timings in result.timings]
+        if any(rows):
+            self.expert_steps += 1
+            self.expert_imbalance_sum += max(rows) * len(rows) / sum(rows)
 
-    def view(
-        self, *, running: int, waiting: int, slots_free: int, slots_used: int, pages: tuple[PoolUse, ...]
-    ) -> EngineStatistics:
+    def view(self, *, dp_ranks: Sequence[RankUse], waiting: int) -> EngineStatistics:
         return EngineStatistics(
-            running=running,
+            dp_ranks=tuple(dp_ranks),
             waiting=waiting,
-            slots_free=slots_free,
-            slots_used=slots_used,
-            pages=pages,
             steps=self.steps,
             rounds=self.rounds,
             emitted=self.emitted,
-            drafted=sum(self.drafted_per_position),
-            admitted=sum(self.admitted_per_position),
-            accepted=sum(self.accepted_per_position),
             drafted_per_position=tuple(self.drafted_per_position),
             admitted_per_position=tuple(self.admitted_per_position),
             accepted_per_position=tuple(self.accepted_per_position),
             timings=self.timings,
+            expert_steps=self.expert_steps,
+            expert_imbalance_sum=self.expert_imbalance_sum,
             execute_s=self.execute_s,
             host_s=self.host_s,
             restarts=self.restarts,
         )
+
+
+def _sum(one: StepTimings, other: StepTimings) -> StepTimings:
+    return StepTimings(
+        **{part.name: getattr(one, part.name) + getattr(other, part.name) for part in fields(StepTimings)}
+    )

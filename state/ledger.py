@@ -41,6 +41,7 @@ class RunningSequence:
     tables: its pages per cache group, for the whole of its life.
     num_reserved: tokens that the tables hold.
     num_waiting_drafts: drafts that the worker drew after the last pass that sampled.
+    num_unfed: rows of the passes planned since the drafter was last fed: no fewer than the committed ones it lacks.
     awaiting_verdict: not to be scheduled before the front has looked at its newest tokens.
     """
 
@@ -52,6 +53,7 @@ class RunningSequence:
     log: TokenLog
     num_prefilled: int = 0
     num_waiting_drafts: int = 0
+    num_unfed: int = 0
     awaiting_verdict: bool = False
 
     @property
@@ -71,6 +73,16 @@ class RunningSequence:
     def committed_len(self) -> int:
         """Tokens whose KV and recurrent state are committed."""
         return self.num_prefilled if self.is_prefilling else len(self.log) - 1
+
+    def plan_pass(self, num_rows: int, *, feed_drafter: bool) -> int:
+        """Notes a pass that a plan holds; returns `num_unfed` as it was before that pass.
+
+        num_rows: rows of the pass with every waiting draft admitted. feed_drafter: whether the drafter runs over them,
+        and over those that it lacks before them.
+        """
+        num_unfed = self.num_unfed
+        self.num_unfed = 0 if feed_drafter else num_unfed + num_rows
+        return num_unfed
 
     def commit(self, num_known: int, emitted: Sequence[int], num_waiting_drafts: int) -> None:
         """Books one pass.
@@ -98,7 +110,7 @@ class RunningSequence:
 
 
 class Ledger:
-    """Owns the slots and pages of one life of the worker and the sequences that hold them.
+    """Owns the slots and pages of one data-parallel rank in one life of the group, and the sequences that hold them.
 
     cache_groups, num_pages: one entry per paged group, null pages not counted.
     first_epoch: where the epochs of the slots start; above all epochs of earlier lives.

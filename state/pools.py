@@ -51,9 +51,11 @@ class DevicePools:
     Registers by slot: committed_len; token_log (known tokens, then waiting drafts); prompt_len; hidden_window (target
     hidden states of the last committed tokens, at index position mod W); draft_len (drafter KV covers positions below
     it, but for [gap_start, gap_end)); draft_law and confidence of the waiting drafts.
+
+    keeps_laws: whether this rank draws drafts; those that are told of them keep no laws.
     """
 
-    def __init__(self, layout: StateLayout, sizes: PoolSizes, device: torch.device) -> None:
+    def __init__(self, layout: StateLayout, sizes: PoolSizes, device: torch.device, *, keeps_laws: bool = True) -> None:
         self.layout = layout
         self.sizes = sizes
         self.device = device
@@ -109,7 +111,7 @@ class DevicePools:
         self.draft_len = zeros(slots, dtype=torch.int64)
         self.gap_start = zeros(slots, dtype=torch.int64)
         self.gap_end = zeros(slots, dtype=torch.int64)
-        self.draft_law = zeros(slots, sizes.gamma_max, layout.vocab_size)
+        self.draft_law = zeros(slots, sizes.gamma_max if keeps_laws else 0, layout.vocab_size)
         self.confidence = zeros(slots, sizes.gamma_max)
 
     def enter(

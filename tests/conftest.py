@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+import runtime as _before_grpc  # noqa: F401
 from configs.schema import ClusterSettings
 
 # Property tests name no number of examples of their own; heavy ones take a part of the profile's. Where the environment
@@ -19,7 +20,7 @@ settings.load_profile("quick")
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One local Ray for all tests marked `ray`: it takes seconds to start. Launchers use it and leave it running."""
-    from runtime.cluster.ray_launcher import start_ray
+    from runtime.cluster.ray_session import start_ray
 
     assert start_ray(ClusterSettings(), num_cpus=4, namespace="tests"), "a test has started a Ray of its own"
     import ray

@@ -12,20 +12,22 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from workers.main import factory_at
-from workers.server import serve_worker
+from workers.opening import OpenedRank, open_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActorAddress:
-    """Where an actor serves, and which process it is on which Ray node."""
+class OpenedActor:
+    """Where an actor serves, which process it is on which Ray node, and where it logs there."""
 
-    address: str
+    opened: OpenedRank
     pid: int
     node_id: str
+    log: Path
 
 
 class WorkerActor:
@@ -42,29 +44,42 @@ class WorkerActor:
         bind_host: str | None,
         advertise_host: str | None,
         ports: tuple[int, int],
-        log_path: Path | None,
-    ) -> ActorAddress:
-        """Starts the service. `bind_host` None takes the Ray node's address; `log_path` receives standard output and
-        error (None leaves them to Ray); `ports` are the first and the last to try."""
+        keeps_store: bool,
+        log_path: Path,
+    ) -> OpenedActor:
+        """Starts the service. `bind_host` None takes the Ray node's address; `ports` are the first and last to try.
+
+        `log_path` receives standard output and error; a relative one is in the folder of Ray's logs on this node, where
+        `ray logs` finds it.
+        """
         from ray import get_runtime_context
         from ray.util import get_node_ip_address
 
-        if log_path is not None:
-            _redirect_output(log_path)
+        if not log_path.is_absolute():
+            log_path = ray_log_folder() / log_path
+        _redirect_output(log_path)
         faulthandler.enable()
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-        self._server, address = serve_worker(
+        self._server, opened = open_rank(
             factory_at(factory),
             epoch=epoch,
             bind_host=bind_host or get_node_ip_address(),  # type: ignore[no-untyped-call]
             advertise_host=advertise_host,
-            ports=range(ports[0], ports[1] + 1),
+            ports=ports,
+            keeps_store=keeps_store,
         )
-        return ActorAddress(address=address, pid=os.getpid(), node_id=get_runtime_context().get_node_id())
+        return OpenedActor(opened=opened, pid=os.getpid(), node_id=get_runtime_context().get_node_id(), log=log_path)
 
     def stay(self) -> None:
         """Never returns."""
         threading.Event().wait()
+
+
+def ray_log_folder() -> Path:
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    return Path(node.get_logs_dir_path())
 
 
 def _redirect_output(path: Path) -> None:

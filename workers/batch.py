@@ -58,6 +58,8 @@ def lay_out(max_counts: Sequence[int], max_lengths: Sequence[int], *, exact: boo
     max_counts: host bounds of the rows of each sequence; `exact` promises that they are the rows. max_lengths:
     exclusive host bounds of its positions after the pass.
     """
+    if not max_counts:
+        return NOBODY
     groups: dict[tuple[int, int], list[int]] = {}
     for column, (count, length) in enumerate(zip(max_counts, max_lengths, strict=True)):
         groups.setdefault((_class(count, NARROW), _class(length, SHORT)), []).append(column)
@@ -87,6 +89,12 @@ def lay_out(max_counts: Sequence[int], max_lengths: Sequence[int], *, exact: boo
             base[i] = num_cells + place * width
         num_cells += len(members) * width
     return Layout(parts=tuple(parts), order=tuple(order), base=tuple(base), num_cells=num_cells)
+
+
+NOBODY = Layout(
+    parts=(Part(start=0, stop=0, width=1, length=1, dense=True, first_row=0),), order=(), base=(), num_cells=0
+)
+"""A pass without sequences: one bucket, of none. A rank runs it where others need its company in collectives."""
 
 
 def _class(size: int, first: int) -> int:

@@ -39,6 +39,8 @@ _CHANNEL_OPTIONS: Options = (
     *_MESSAGE_OPTIONS,
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    # Pings of other purpose hold the keepalive's back, and would wait a minute for their answer.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # A proxy named in the environment is meant for the outside world; ranks and front are dialled directly.

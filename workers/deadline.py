@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 TICK_S = 0.1
 """Longest tick: a loop that stood still for longer was not running."""
 
 
-@asynccontextmanager
-async def running_timeout(limit_s: float) -> AsyncIterator[None]:
-    """`asyncio.timeout` for a peer that must not be blamed for our own standstills: raises TimeoutError on the way out.
+@contextmanager
+def running_alarm(limit_s: float, ring: Callable[[], None]) -> Iterator[None]:
+    """Calls `ring` once, from the running loop, when the body takes longer than `limit_s`; the body goes on.
 
-    The limit is counted in ticks of the loop, and a tick that took twice its time does not count: the loop was blocked
-    or the process stopped, and what came in meanwhile is unread. So a result that is there when the loop runs again has
-    at least one whole tick to be read in.
+    Made for a peer that must not be blamed for our own standstills. The limit is counted in ticks of the loop, and a
+    tick that took twice its time does not count: the loop was blocked or the process stopped, and what came in
+    meanwhile is unread. So a result that is there when the loop runs again has at least one whole tick to be read in.
     """
     loop = asyncio.get_running_loop()
     num_left = math.ceil(limit_s / TICK_S)
@@ -31,11 +31,10 @@ async def running_timeout(limit_s: float) -> AsyncIterator[None]:
         if num_left:
             timer = loop.call_later(tick_s, tick, now_s)
         else:
-            timeout.reschedule(now_s)
+            ring()
 
-    async with asyncio.timeout(None) as timeout:
-        timer = loop.call_later(tick_s, tick, loop.time())
-        try:
-            yield
-        finally:
-            timer.cancel()
+    timer = loop.call_later(tick_s, tick, loop.time())
+    try:
+        yield
+    finally:
+        timer.cancel()

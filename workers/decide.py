@@ -14,7 +14,7 @@ from torch import Tensor
 from workers.batch import Batch
 from workers.inputs import StepColumns
 from workers.loading import Rank
-from workers.plan import StepPlan
+from workers.plan import BatchPlan
 from workers.rows import pad_rows
 from workers.sampling.processors import target_law
 from workers.sampling.registers import Modes
@@ -41,15 +41,19 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """num_emitted_S: tokens of `verdict` that are kept. margins_SW: lead of the largest logit, where the plan asks."""
+    """What each sequence of a window emits, the same on all ranks that share it.
 
-    verdict: Verdict
+    tokens_SW: the first num_emitted_S of each row are kept. num_accepted_S: drafts that stood before clipping.
+    margins_SW: lead of the largest logit, on the leader and where the plan asks."""
+
+    tokens_SW: Tensor
     num_emitted_S: Tensor
+    num_accepted_S: Tensor
     margins_SW: Tensor | None
 
 
 def open_window(
-    rank: Rank, plan: StepPlan, sampling: tuple[int, ...], columns: StepColumns, batch: Batch, admitted_B: Tensor
+    rank: Rank, plan: BatchPlan, sampling: tuple[int, ...], columns: StepColumns, batch: Batch, admitted_B: Tensor
 ) -> Window | None:
     """The window of the columns that sample; None where none does. Reads the waiting drafts while they are there."""
     if not sampling:
@@ -76,42 +80,63 @@ def open_window(
     )
 
 
-def decide(rank: Rank, window: Window, hidden_ND: Tensor, plan: StepPlan) -> Decision:
-    """Verifies the drafts, clips the run at EOS, stop ids and the limit, and writes the emitted tokens to the log."""
-    logits_RV = _logits(rank, window, hidden_ND)
-    verdict = _verify(rank, window, logits_RV, plan.step_id)
-    registers = rank.registers
-    num_emitted_S = clip_emitted(
-        verdict.tokens_BW,
-        verdict.num_emitted_B,
-        registers.stop_ids.index_select(0, window.slots_S),
-        registers.max_tokens.index_select(0, window.slots_S) - window.first_position_S,
+def decide(rank: Rank, window: Window, hidden_ND: Tensor, *, step_id: int, report_margins: bool) -> Decision:
+    """Verifies the drafts, clips the run at EOS, stop ids and the limit, and writes the emitted tokens to the log.
+
+    One of the ranks that share the sequences decides; the others are told."""
+    logits_RP = _logits(rank, window, hidden_ND)
+    verdict, margins_SW = _judge(rank, window, logits_RP, step_id, report_margins)
+    registers, width = rank.registers, window.width
+    decided_SX = torch.empty(len(window.slots), width + 2, dtype=torch.int64, device=hidden_ND.device)
+    if verdict is not None:
+        num_emitted_S = clip_emitted(
+            verdict.tokens_BW,
+            verdict.num_emitted_B,
+            registers.stop_ids.index_select(0, window.slots_S),
+            registers.max_tokens.index_select(0, window.slots_S) - window.first_position_S,
+        )
+        # Cells beyond the emitted ones stay unread; 0 keeps them valid ids.
+        parts = [verdict.tokens_BW.clamp(min=0), num_emitted_S[:, None], verdict.num_accepted_B[:, None]]
+        decided_SX = torch.cat(parts, 1)
+    decided_SX = rank.groups.tp.broadcast(decided_SX)
+    tokens_SW, num_emitted_S, num_accepted_S = decided_SX[:, :width], decided_SX[:, -2], decided_SX[:, -1]
+    index_SW = window.first_index_S[:, None] + torch.arange(width, device=hidden_ND.device)
+    rank.pools.log_tokens(window.slots_S[:, None], index_SW, tokens_SW)
+    return Decision(
+        tokens_SW=tokens_SW, num_emitted_S=num_emitted_S, num_accepted_S=num_accepted_S, margins_SW=margins_SW
     )
-    # Cells beyond the emitted ones stay unread; 0 keeps them valid ids.
-    index_SW = window.first_index_S[:, None] + torch.arange(window.width, device=hidden_ND.device)
-    rank.pools.log_tokens(window.slots_S[:, None], index_SW, verdict.tokens_BW.clamp(min=0))
-    margins_SW = _margins(window, logits_RV) if plan.report_margins else None
-    return Decision(verdict=verdict, num_emitted_S=num_emitted_S, margins_SW=margins_SW)
 
 
 def _logits(rank: Rank, window: Window, hidden_ND: Tensor) -> Tensor:
-    """Logits of every cell, [S · W (padded), V]; cells beyond the admitted drafts repeat the last one that counts."""
+    """This rank's logits of every cell, [S · W (padded), P]; cells beyond the admitted drafts repeat the last one that
+    counts."""
     cell_W = torch.arange(window.width, device=hidden_ND.device)
     rows_SW = window.first_row_S[:, None] + torch.minimum(cell_W, window.num_drafts_S[:, None])
     return rank.model.logits(pad_rows(hidden_ND.index_select(0, rows_SW.view(-1)), rank.ops.row_multiple))
 
 
-def _verify(rank: Rank, window: Window, logits_RV: Tensor, step_id: int) -> Verdict:
+def _judge(
+    rank: Rank, window: Window, logits_RP: Tensor, step_id: int, report_margins: bool
+) -> tuple[Verdict | None, Tensor | None]:
+    """Verdict and margins, on the leader; nothing elsewhere."""
     registers, modes, slots_S = rank.registers, window.modes, window.slots_S
-    count, width = len(window.slots), window.width
+    shape = (len(window.slots), window.width)
+    num_cells = shape[0] * shape[1]
+    vocabulary = rank.model.vocabulary
     if not modes.any_sampled:
-        y_SW = logits_RV.argmax(-1)[: count * width].view(count, width)
-        return verify_coupled(y_SW, window.drafts_SG, window.num_drafts_S)
-    slots_R = pad_rows(slots_S.repeat_interleave(width), rank.ops.row_multiple)
+        best = vocabulary.best(logits_RP[:num_cells], with_second=report_margins)
+        if best is None:
+            return None, None
+        verdict = verify_coupled(best.id_R.view(shape), window.drafts_SG, window.num_drafts_S)
+        return verdict, None if best.second_R is None else (best.top_R - best.second_R).view(shape)
+    logits_RV = vocabulary.gather(logits_RP)
+    if logits_RV is None:
+        return None, None
+    slots_R = pad_rows(slots_S.repeat_interleave(window.width), rank.ops.row_multiple)
     law_RV = target_law(logits_RV, registers.row_params(slots_R), any_sampled=True, any_sorted=modes.any_sorted)
-    return verify(
-        law_RV[: count * width].view(count, width, -1),
-        rank.pools.draft_law[:, : width - 1].index_select(0, slots_S) if modes.any_standard else None,
+    verdict = verify(
+        law_RV[:num_cells].view(*shape, -1),
+        rank.pools.draft_law[:, : window.width - 1].index_select(0, slots_S) if modes.any_standard else None,
         window.drafts_SG,
         window.num_drafts_S,
         DrawParams(
@@ -124,10 +149,7 @@ def _verify(rank: Rank, window: Window, logits_RV: Tensor, step_id: int) -> Verd
         any_standard=modes.any_standard,
         any_coupled=modes.any_coupled,
     )
-
-
-def _margins(window: Window, logits_RV: Tensor) -> Tensor:
-    """By how much the largest logit of each cell leads the second, float32 [S, W]."""
-    shape = (len(window.slots), window.width)
-    top_R2 = logits_RV[: shape[0] * shape[1]].topk(2).values
-    return (top_R2[:, 0] - top_R2[:, 1]).view(shape)
+    if not report_margins:
+        return verdict, None
+    top_R2 = logits_RV[:num_cells].topk(2).values
+    return verdict, (top_R2[:, 0] - top_R2[:, 1]).view(shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workers.batch import Layout
-from workers.plan import StepPlan
+from workers.plan import BatchPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class StepInputs:
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self._max_sequences = max_sequences
 
-    def stage(self, plan: StepPlan, layout: Layout, sampling: Sequence[int], chain: Layout) -> StepColumns:
+    def stage(self, plan: BatchPlan, layout: Layout, sampling: Sequence[int], chain: Layout) -> StepColumns:
         """Columns of one step. `sampling` and `chain` cover the sequences that sample, maybe none."""
         host, device = self._tier(len(plan.slots))
         columns = (

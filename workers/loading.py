@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +12,9 @@ from torch import Tensor
 
 from configs.load import demo_checkpoint
 from configs.schema import CacheSettings, WorkerSettings
+from parallel.collectives import CollectiveError
+from parallel.mesh import Mesh
+from parallel.rendezvous import Carrier, RankGroups, alone, join_groups, open_store, wait_for_all
 from state.accounting import accounting_rows, plan_memory
 from state.pools import DTYPES, DevicePools
 from workers.draft.mtp import MtpProposer
@@ -19,14 +24,14 @@ from workers.models.checkpoint import Checkpoint
 from workers.models.config import MTP_PREFIX, Qwen3NextConfig
 from workers.models.qwen3_next import Qwen3Next
 from workers.models.qwen3_next_table import tensor_table
-from workers.models.rules import table_shapes
+from workers.models.rules import TensorRule, table_shapes
 from workers.models.weights import LoadReport, load_parameters
 from workers.ops.base import Ops
 from workers.ops.default import DefaultOps
 from workers.ops.reference import ReferenceOps
-from workers.plan import MAX_STOP_IDS, LoadError, Progress, WorkerDescription
+from workers.plan import MAX_STOP_IDS, CollectiveFailed, LoadError, Progress, WorkerDescription
 from workers.sampling.registers import SamplingRegisters
-from workers.selftest import check_invariance
+from workers.selftest import check_columns, check_invariance
 
 # Kept in float32 whatever the activations are: small, and exponentiated.
 _FLOAT32_PARAMETERS = (".a_log", ".dt_bias")
@@ -42,31 +47,41 @@ class Rank:
     registers: SamplingRegisters
     proposer: Proposer | None
     inputs: StepInputs
+    groups: RankGroups
+    checks_peers: bool
     description: WorkerDescription
 
 
-def load_rank(settings: WorkerSettings, progress: Progress) -> Rank:
+Meet = Callable[[WorkerSettings, Mesh, torch.device, Progress], RankGroups]
+"""Finds the other ranks. Raises LoadError, CollectiveFailed."""
+
+
+def load_rank(settings: WorkerSettings, progress: Progress, meet: Meet | None = None) -> Rank:
     """Loads the checkpoint and allocates the pools under the memory budget.
 
-    progress(stage, done, total): bytes while reading weights. Raises LoadError: the checkpoint, a setting or the memory
-    budget does not work, with its name.
+    With several ranks it returns when all of them have come; `meet` replaces the way they find each other.
+    progress(stage, done, total): bytes while reading weights. Raises LoadError: the checkpoint, the layout, a setting
+    or the memory budget does not work, with its name; CollectiveFailed when the ranks do not find each other.
     """
     started = time.perf_counter()
     torch.set_num_threads(settings.threads)
+    parallel, seat = settings.parallel, settings.seat
+    mesh = Mesh(dp=parallel.dp, tp=parallel.tp, ep=parallel.ep)
     device = _device(settings)
     with Checkpoint.open(settings.model.path or demo_checkpoint()) as checkpoint:
         drafts = checkpoint.config.num_mtp_layers > 0 and settings.speculation.gamma_max > 0
         config = checkpoint.config if drafts else replace(checkpoint.config, num_mtp_layers=0)
         dtype = _dtype(settings, config, device)
-        ops: Ops = (
-            ReferenceOps(settings.k_slices) if settings.model.numerics == "reference" else DefaultOps(dtype, device)
-        )
-        weights, report = _weights(checkpoint, config, dtype, device, progress)
+        table = shard_table(config, mesh, seat.rank)
+        weights, report = _weights(checkpoint, config, table, dtype, device, progress)
+    groups = (meet or _meet)(settings, mesh, device, progress)
+    ops = _ops(settings, dtype, device, groups)
     max_model_len = _max_model_len(settings.cache, config)
     gamma_max = settings.speculation.gamma_max if drafts else 0
-    model = Qwen3Next(config, weights, ops, max_length=max_model_len + gamma_max + 2, drafts=drafts)
+    model = Qwen3Next(config, weights, ops, groups, max_length=max_model_len + gamma_max + 2, drafts=drafts)
     if settings.model.numerics == "reference":
-        check_invariance(model, ops, progress)
+        check_columns(weights, ops)
+        _check(model, ops, progress)
     try:
         memory = plan_memory(
             model.state_layout,
@@ -81,9 +96,9 @@ def load_rank(settings: WorkerSettings, progress: Progress) -> Rank:
         raise LoadError(str(error)) from error
     progress("allocating", 0, 1)
     sizes = memory.sizes
-    pools = DevicePools(model.state_layout, sizes, device)
+    pools = DevicePools(model.state_layout, sizes, device, keeps_laws=groups.tp.leads)
     registers = SamplingRegisters(sizes.num_slots, MAX_STOP_IDS, device)
-    proposer = MtpProposer(model, pools, registers, ops, gamma_max) if drafts else None
+    proposer = MtpProposer(model, pools, registers, ops, groups.tp, gamma_max) if drafts else None
     progress("allocating", 1, 1)
     return Rank(
         model=model,
@@ -92,6 +107,8 @@ def load_rank(settings: WorkerSettings, progress: Progress) -> Rank:
         registers=registers,
         proposer=proposer,
         inputs=StepInputs(sizes.num_slots, device),
+        groups=groups,
+        checks_peers=settings.check_ranks,
         description=WorkerDescription(
             model_type=config.model_type,
             vocab_size=config.vocab_size,
@@ -101,7 +118,7 @@ def load_rank(settings: WorkerSettings, progress: Progress) -> Rank:
             dtype=str(dtype).removeprefix("torch."),
             numerics=settings.model.numerics,
             device=str(device),
-            num_parameters=report.num_parameters,
+            num_parameters=sum(math.prod(rule.shape) for rule in table),
             parameter_bytes=report.parameter_bytes,
             gamma_max=gamma_max,
             page_size=settings.cache.page_size,
@@ -115,6 +132,8 @@ def load_rank(settings: WorkerSettings, progress: Progress) -> Rank:
                 max_running=settings.cache.max_running,
             ),
             load_s=time.perf_counter() - started,
+            rank=seat.rank,
+            num_ranks=mesh.size,
         ),
     )
 
@@ -123,7 +142,66 @@ def _device(settings: WorkerSettings) -> torch.device:
     wanted = settings.model.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise LoadError("model.device is cuda, but torch finds no GPU; set it to cpu or auto")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Ray shows each rank its own GPU only; child processes see all of them.
+    device = torch.device("cuda", settings.seat.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _meet(settings: WorkerSettings, mesh: Mesh, device: torch.device, progress: Progress) -> RankGroups:
+    """The groups of this rank, once every rank has read its weights."""
+    seat = settings.seat
+    if mesh.size == 1:
+        return alone()
+    if settings.collectives == "nccl" and device.type != "cuda":
+        raise LoadError("cluster.collectives is nccl, but this rank runs on a CPU; set it to gloo or auto")
+    if seat.store_address is None:
+        raise LoadError(f"rank {seat.rank} of {mesh.size} was not told where the ranks meet")
+    carrier: Carrier = "nccl" if device.type == "cuda" and settings.collectives != "gloo" else "gloo"
+    progress("meeting the other ranks", 0, 1)
+    try:
+        store = open_store(seat.store_address, listen_fd=seat.store_fd)
+        wait_for_all(store, mesh, seat.rank)
+        groups = join_groups(
+            mesh,
+            seat.rank,
+            store,
+            carrier=carrier,
+            bind_host=seat.bind_host,
+            timeout_s=settings.collective_timeout_s,
+        )
+    except CollectiveError as error:
+        raise CollectiveFailed(str(error)) from error
+    progress("meeting the other ranks", 1, 1)
+    return groups
+
+
+def _ops(settings: WorkerSettings, dtype: torch.dtype, device: torch.device, groups: RankGroups) -> Ops:
+    if settings.model.numerics == "default":
+        return DefaultOps(dtype, device, groups.tp)
+    try:
+        return ReferenceOps(settings.model.k_slices, groups.tp)
+    except ValueError as error:
+        raise LoadError(str(error)) from error
+
+
+def _check(model: Qwen3Next, ops: Ops, progress: Progress) -> None:
+    try:
+        check_invariance(model, ops, progress)
+    except ValueError as error:  # a width that the slices of reference numerics do not divide
+        raise LoadError(str(error)) from error
+    except CollectiveError as error:
+        raise CollectiveFailed(str(error)) from error
+
+
+def shard_table(config: Qwen3NextConfig, mesh: Mesh, rank: int) -> tuple[TensorRule, ...]:
+    """What `rank` reads of a checkpoint. Raises LoadError, with the reason, where the model cannot be split so."""
+    try:
+        return tensor_table(config, mesh.tensor_shard(rank), mesh.expert_shard(rank))
+    except ValueError as error:
+        raise LoadError(f"the layout {mesh} does not suit this model: {error}; choose other parallel sizes") from error
 
 
 def _dtype(settings: WorkerSettings, config: Qwen3NextConfig, device: torch.device) -> torch.dtype:
@@ -149,9 +227,13 @@ def _max_model_len(cache: CacheSettings, config: Qwen3NextConfig) -> int:
 
 
 def _weights(
-    checkpoint: Checkpoint, config: Qwen3NextConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+    checkpoint: Checkpoint,
+    config: Qwen3NextConfig,
+    table: tuple[TensorRule, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
 ) -> tuple[dict[str, Tensor], LoadReport]:
-    table = tensor_table(config)
     weights = {
         name: torch.empty(shape, dtype=torch.float32 if name.endswith(_FLOAT32_PARAMETERS) else dtype, device=device)
         for name, shape in table_shapes(table).items()

@@ -1,15 +1,24 @@
-"""StepPlan and StepResult: the whole contract between the runtime and a rank. No torch, no wire format.
+"""StepPlan and StepResult: the whole contract between the runtime and its ranks. No torch, no wire format.
 
-A plan is complete without the result of the step before it. Sequences are named by (slot, epoch); their newest token,
-waiting drafts, draft laws and committed length stay in the worker. The host sends upper bounds and reservations.
+A plan goes to every rank of the group and carries one batch per data-parallel rank, so that all ranks know which passes
+the step consists of and join the collectives of those that are not theirs. It is complete without the result of the
+step before it. Sequences are named by (slot, epoch); their newest token, waiting drafts, draft laws and committed
+length stay in the worker. The host sends upper bounds and reservations.
 
-One step, for the sequence in row i of the columns:
+One step, for the sequence in row i of a batch's columns:
 
     kind      num_known  num_drafts  samples   rows of the target pass          emits
     prefill   c          0           last?     c prompt tokens                  1 if samples else 0
     decode    1          d           True      newest token + admitted drafts   1 .. d + 1
 
 Worker time line: gather → target pass → verify → clip (EOS, stop ids, limit) → commit(n) → draft gamma tokens.
+
+Passes of a step, the same for all ranks of an expert-parallel group, whatever their own batches hold:
+
+    target                        any sequence is scheduled anywhere
+    drafter, over waiting rows    feed_drafter, and num_unfed > 0 somewhere
+    drafter, over this step's     feed_drafter
+    drafter, gamma − 1 times      feed_drafter, and a sequence samples somewhere
 """
 
 from __future__ import annotations
@@ -37,6 +46,8 @@ class WorkerError(Exception):
     ├── WorkerLost      the link broke or the process is gone
     ├── StepTimeout     a step outlasted its deadline
     ├── StalePlan       a plan out of order or of another life of the worker
+    ├── CollectiveFailed a collective broke or timed out: mostly the echo of another rank's end
+    ├── RanksDisagree   ranks of a group committed different tokens or joined different collectives
     └── LoadError       the checkpoint or the settings cannot be served; the text names the tensor or the field
     """
 
@@ -50,6 +61,14 @@ class StepTimeout(WorkerError):
 
 
 class StalePlan(WorkerError):
+    pass
+
+
+class CollectiveFailed(WorkerError):
+    pass
+
+
+class RanksDisagree(WorkerError):
     pass
 
 
@@ -78,22 +97,19 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
-    """One step of one rank. Columns have one entry per scheduled sequence, decodes and prefills in any order.
+class BatchPlan:
+    """What one data-parallel rank does in a step. Columns have one entry per scheduled sequence, decodes and prefills
+    in any order.
 
     slots, epochs: who; epochs guard against a slot's earlier tenant.
     num_known: known tokens fed (prefill chunk length, or 1 in decode).
     num_drafts: waiting drafts that admission may send to verification.
     samples: whether this pass draws a token (False for all but the last prefill chunk).
     max_committed: upper bound of the committed length before the step; exact for prefill.
-    gamma: drafts to draw at the end of the step for every sequence that samples.
-    verify_budget: K, the most draft rows of the whole step; from the past only.
-    feed_drafter: run the drafter over this step's rows; False under `off`, where hidden states wait in their window.
-    report_margins: tell how clear each emitted token was to the target; costs a search of the logits and their read.
+    num_unfed: committed rows that the drafter has not seen, an upper bound; 0 while it is fed in every step.
+    verify_budget: K, the most draft rows of the batch; from the past only.
     """
 
-    step_id: int
-    epoch: int
     admitted: tuple[NewSequence, ...] = ()
     released_slots: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
@@ -102,26 +118,65 @@ class StepPlan:
     num_drafts: tuple[int, ...] = ()
     samples: tuple[bool, ...] = ()
     max_committed: tuple[int, ...] = ()
-    gamma: int = 0
+    num_unfed: tuple[int, ...] = ()
     verify_budget: int = VERIFY_EVERYTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step of all ranks.
+
+    batches: one per data-parallel rank, in order; empty ones for those that idle.
+    gamma: drafts to draw at the end of the step for every sequence that samples.
+    feed_drafter: run the drafter over this step's rows; False under `off`, where hidden states wait in their window.
+    report_margins: tell how clear each emitted token was to the target; costs a search of the logits and their read.
+    """
+
+    step_id: int
+    epoch: int
+    batches: tuple[BatchPlan, ...] = (BatchPlan(),)
+    gamma: int = 0
     feed_drafter: bool = True
     report_margins: bool = False
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(len(batch.slots) for batch in self.batches)
+
+    @property
+    def samples(self) -> bool:
+        """Whether any sequence of any batch draws a token."""
+        return any(any(batch.samples) for batch in self.batches)
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether the drafter runs over rows of earlier steps."""
+        return self.feed_drafter and any(any(batch.num_unfed) for batch in self.batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimings:
-    """Seconds the rank spent."""
+    """Seconds a rank spent.
+
+    collective_s: waiting for and moving data between ranks, dispatch and combine among it; part of the others.
+    dispatch_s, combine_s: token rows to the owners of their experts and back.
+    expert_rows: (row, expert) pairs that this rank computed, all layers and passes of the step.
+    """
 
     total_s: float = 0.0
     target_s: float = 0.0
     verify_s: float = 0.0
     commit_s: float = 0.0
     draft_s: float = 0.0
+    collective_s: float = 0.0
+    dispatch_s: float = 0.0
+    combine_s: float = 0.0
+    expert_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step committed, in the order of the plan's columns.
+class BatchResult:
+    """What one batch committed, in the order of its plan's columns.
 
     emitted: new tokens per sequence, clipped at EOS, stop ids and max_tokens.
     drafted: the drafts that waited for each sequence at the start of the step.
@@ -130,19 +185,57 @@ class StepResult:
         its target row led the second largest, before temperature. Exact in float32.
     """
 
+    emitted: tuple[tuple[int, ...], ...] = ()
+    drafted: tuple[tuple[int, ...], ...] = ()
+    num_admitted: tuple[int, ...] = ()
+    num_accepted: tuple[int, ...] = ()
+    margins: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCount:
+    """How many collectives of one group a rank joined in a step, and a digest of their kinds in order."""
+
+    group: str
+    count: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One rank's answer to a plan.
+
+    batch: what its data-parallel rank committed; None from ranks that do not lead.
+    digests: per scheduled sequence, of (slot, epoch, tokens committed, tokens emitted); () where ranks are not checked.
+    collectives: per group of ranks it belongs to, by name; () where ranks are not checked.
+    """
+
     step_id: int
     epoch: int
-    emitted: tuple[tuple[int, ...], ...]
-    drafted: tuple[tuple[int, ...], ...]
-    num_admitted: tuple[int, ...]
-    num_accepted: tuple[int, ...]
-    margins: tuple[tuple[float, ...], ...] = ()
+    batch: BatchResult | None
+    digests: tuple[int, ...] = ()
+    collectives: tuple[CollectiveCount, ...] = ()
     timings: StepTimings = field(default_factory=StepTimings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step committed: one result per batch of the plan. timings: one per rank, in order."""
+
+    step_id: int
+    epoch: int
+    batches: tuple[BatchResult, ...]
+    timings: tuple[StepTimings, ...] = (StepTimings(),)
+
+    @property
+    def slowest(self) -> StepTimings:
+        return max(self.timings, key=lambda timings: timings.total_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDescription:
-    """What a loaded rank tells the runtime. Counts exclude the null page and the null slot."""
+    """What a loaded rank tells the runtime. Counts exclude the null page and the null slot, and are those of one
+    data-parallel rank. num_parameters: of the whole model; parameter_bytes: those that this rank holds."""
 
     model_type: str
     vocab_size: int
@@ -162,3 +255,5 @@ class WorkerDescription:
     accounting: tuple[tuple[str, str], ...]
     """Rows (what, figure) of the printed memory accounting."""
     load_s: float = 0.0
+    rank: int = 0
+    num_ranks: int = 1

@@ -18,10 +18,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from configs.schema import WorkerSettings
 from outrider.v1 import worker_pb2 as messages
 from outrider.v1 import worker_pb2_grpc as services
+from parallel.mesh import ONE_RANK
 from workers import wire
 from workers.address import join_address
 from workers.channel import bind, make_server
-from workers.plan import Progress, StalePlan, StepPlan, StepResult, WorkerDescription, WorkerLost
+from workers.plan import Progress, RankReport, StalePlan, StepPlan, WorkerDescription, WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,8 @@ class WorkerLike(Protocol):
     @property
     def description(self) -> WorkerDescription: ...
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Raises StalePlan; after any exception the worker is unusable."""
+    def execute(self, plan: StepPlan) -> RankReport:
+        """Raises StalePlan, CollectiveFailed; after any exception the worker is unusable."""
         ...
 
     def check_integrity(self) -> list[str]:
@@ -60,6 +61,7 @@ class WorkerServicer(services.WorkerServiceServicer):
         self._load = load
         self._epoch = epoch
         self._worker: WorkerLike | None = None
+        self._place = (ONE_RANK, 0)
         self._unusable: str | None = None
         self._load_begun = threading.Event()
         self._stream_begun = threading.Event()
@@ -80,7 +82,9 @@ class WorkerServicer(services.WorkerServiceServicer):
             frames.put(messages.LoadProgress(stage=stage, done=done, total=total))
 
         try:
-            worker = self._load(wire.settings_from_wire(request), progress)
+            settings = wire.settings_from_wire(request)
+            self._place = (wire.mesh_of(settings), settings.seat.rank)
+            worker = self._load(settings, progress)
             last = wire.description_to_wire(worker.description)
         except Exception as error:
             log.exception("loading failed")
@@ -94,7 +98,7 @@ class WorkerServicer(services.WorkerServiceServicer):
 
     def Execute(
         self, request_iterator: Iterator[messages.StepPlan], context: grpc.ServicerContext
-    ) -> Iterator[messages.StepResult]:
+    ) -> Iterator[messages.RankReport]:
         worker = self._loaded(context)
         self._claim(self._stream_begun, "a worker serves one stream, for its whole life", context)
         context.send_initial_metadata(())  # tells the runtime that the stream stands before the first step
@@ -108,13 +112,13 @@ class WorkerServicer(services.WorkerServiceServicer):
                 reply = wire.failure_to_wire(error, plan)
             yield reply
 
-    def _execute(self, worker: WorkerLike, plan: StepPlan) -> messages.StepResult:
+    def _execute(self, worker: WorkerLike, plan: StepPlan) -> messages.RankReport:
         if self._unusable is not None:
             raise WorkerLost(f"the worker is unusable: {self._unusable}")
         if plan.epoch != self._epoch:
             raise StalePlan(f"a plan of epoch {plan.epoch} reached the worker of epoch {self._epoch}")
         with self._computing:
-            return wire.result_to_wire(worker.execute(plan), plan)
+            return wire.report_to_wire(worker.execute(plan), plan, *self._place)
 
     def CheckIntegrity(
         self, request: messages.CheckIntegrityRequest, context: grpc.ServicerContext

@@ -1,7 +1,8 @@
-"""StepPlan, StepResult and load progress to protobuf and back. Pure functions; knows no channel and no torch.
+"""StepPlan, RankReport and load progress to protobuf and back. Pure functions; knows no channel and no torch.
 
-Floats of a new sequence travel as float32, like those of the public face. A result is read with its plan at hand:
-the plan says how many drafts waited for each sequence, so results carry no such column.
+Floats of a new sequence travel as float32, like those of the public face. A report is read with its plan at hand and
+with its sender's place: the plan says how many sequences that rank's batch has and how many drafts waited for each, so
+reports carry no such columns.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from configs.schema import WorkerSettings
+from configs.schema import ServeSettings, WorkerSettings
 from outrider.v1 import worker_pb2 as wire
+from parallel.mesh import Mesh
 from workers.plan import (
+    BatchPlan,
+    BatchResult,
+    CollectiveCount,
+    CollectiveFailed,
     LoadError,
     NewSequence,
+    RankReport,
+    RanksDisagree,
     StalePlan,
     StepPlan,
-    StepResult,
     StepTimings,
     WorkerDescription,
     WorkerError,
@@ -29,23 +36,22 @@ from workers.plan import (
 _T = TypeVar("_T")
 
 _DESCRIPTION = TypeAdapter(WorkerDescription)
-_ERRORS: dict[str, type[WorkerError]] = {error.__name__: error for error in (StalePlan, LoadError)}
+_ERRORS: dict[str, type[WorkerError]] = {
+    error.__name__: error for error in (StalePlan, LoadError, CollectiveFailed, RanksDisagree)
+}
+
+
+def encode_plan(plan: StepPlan) -> bytes:
+    """A plan as it travels: the same bytes to every rank of a group."""
+    return plan_to_wire(plan).SerializeToString()
 
 
 def plan_to_wire(plan: StepPlan) -> wire.StepPlan:
     return wire.StepPlan(
         step_id=plan.step_id,
         epoch=plan.epoch,
-        admitted=[_sequence_to_wire(sequence) for sequence in plan.admitted],
-        released_slots=plan.released_slots,
-        slots=plan.slots,
-        sequence_epochs=plan.epochs,
-        num_known=plan.num_known,
-        num_drafts=plan.num_drafts,
-        samples=plan.samples,
-        max_committed=plan.max_committed,
+        batches=[_batch_to_wire(batch) for batch in plan.batches],
         gamma=plan.gamma,
-        verify_budget=plan.verify_budget,
         feed_drafter=plan.feed_drafter,
         report_margins=plan.report_margins,
     )
@@ -55,78 +61,56 @@ def plan_from_wire(message: wire.StepPlan) -> StepPlan:
     return StepPlan(
         step_id=message.step_id,
         epoch=message.epoch,
-        admitted=tuple(_sequence_from_wire(sequence) for sequence in message.admitted),
-        released_slots=tuple(message.released_slots),
-        slots=tuple(message.slots),
-        epochs=tuple(message.sequence_epochs),
-        num_known=tuple(message.num_known),
-        num_drafts=tuple(message.num_drafts),
-        samples=tuple(message.samples),
-        max_committed=tuple(message.max_committed),
+        batches=tuple(_batch_from_wire(batch) for batch in message.batches),
         gamma=message.gamma,
-        verify_budget=message.verify_budget,
         feed_drafter=message.feed_drafter,
         report_margins=message.report_margins,
     )
 
 
-def result_to_wire(result: StepResult, plan: StepPlan) -> wire.StepResult:
-    """Raises ValueError when the result's columns do not fit the plan they answer."""
-    _check_columns(result, plan)
-    timings = result.timings
-    return wire.StepResult(
-        step_id=result.step_id,
-        epoch=result.epoch,
-        num_emitted=[len(tokens) for tokens in result.emitted],
-        num_admitted=result.num_admitted,
-        num_accepted=result.num_accepted,
-        emitted=chain.from_iterable(result.emitted),
-        drafted=chain.from_iterable(result.drafted),
-        margins=chain.from_iterable(result.margins),
-        total_s=timings.total_s,
-        target_s=timings.target_s,
-        verify_s=timings.verify_s,
-        commit_s=timings.commit_s,
-        draft_s=timings.draft_s,
+def report_to_wire(report: RankReport, plan: StepPlan, mesh: Mesh, rank: int) -> wire.RankReport:
+    """Raises ValueError when the report does not fit the plan it answers, or the place of `rank` in `mesh`."""
+    _check_report(report, plan, mesh, rank)
+    timings = report.timings
+    return wire.RankReport(
+        step_id=report.step_id,
+        epoch=report.epoch,
+        batch=None if report.batch is None else _result_to_wire(report.batch),
+        digests=report.digests,
+        collectives=[
+            wire.CollectiveCount(group=each.group, count=each.count, digest=each.digest) for each in report.collectives
+        ],
+        timings=wire.Timings(**{name: getattr(timings, name) for name in StepTimings.__slots__}),
     )
 
 
-def result_from_wire(message: wire.StepResult, plan: StepPlan) -> StepResult:
-    """The result of `plan`. Raises the WorkerError the message carries, StalePlan when it answers another plan, and
-    ValueError when its columns do not fit."""
+def report_from_wire(message: wire.RankReport, plan: StepPlan, mesh: Mesh, rank: int) -> RankReport:
+    """The report of `rank` on `plan`. Raises the WorkerError the message carries, StalePlan when it answers another
+    plan, and ValueError when it does not fit."""
     if message.error:
         raise error_from_text(message.error)
     if (message.step_id, message.epoch) != (plan.step_id, plan.epoch):
         raise StalePlan(
             f"step {plan.step_id} of epoch {plan.epoch} was answered by step {message.step_id} of epoch {message.epoch}"
         )
-    if len(message.emitted) != sum(message.num_emitted) or len(message.drafted) != sum(plan.num_drafts):
-        raise ValueError(f"step {plan.step_id}: the flattened tokens do not fit their counts")
-    if len(message.margins) != (len(message.emitted) if plan.report_margins else 0):
-        raise ValueError(f"step {plan.step_id}: {len(message.margins)} margins for {len(message.emitted)} tokens")
-    result = StepResult(
+    batch = plan.batches[mesh.dp_rank(rank)]
+    report = RankReport(
         step_id=message.step_id,
         epoch=message.epoch,
-        emitted=_split(message.emitted, message.num_emitted),
-        drafted=_split(message.drafted, plan.num_drafts),
-        num_admitted=tuple(message.num_admitted),
-        num_accepted=tuple(message.num_accepted),
-        margins=_split(message.margins, message.num_emitted) if plan.report_margins else (),
-        timings=StepTimings(
-            total_s=message.total_s,
-            target_s=message.target_s,
-            verify_s=message.verify_s,
-            commit_s=message.commit_s,
-            draft_s=message.draft_s,
+        batch=_result_from_wire(message.batch, plan, batch) if message.HasField("batch") else None,
+        digests=tuple(message.digests),
+        collectives=tuple(
+            CollectiveCount(group=each.group, count=each.count, digest=each.digest) for each in message.collectives
         ),
+        timings=StepTimings(**{name: getattr(message.timings, name) for name in StepTimings.__slots__}),
     )
-    _check_columns(result, plan)
-    return result
+    _check_report(report, plan, mesh, rank)
+    return report
 
 
-def failure_to_wire(error: BaseException, plan: StepPlan) -> wire.StepResult:
+def failure_to_wire(error: BaseException, plan: StepPlan) -> wire.RankReport:
     """The answer to a plan that could not be executed."""
-    return wire.StepResult(step_id=plan.step_id, epoch=plan.epoch, error=error_to_text(error))
+    return wire.RankReport(step_id=plan.step_id, epoch=plan.epoch, error=error_to_text(error))
 
 
 def settings_to_wire(settings: WorkerSettings) -> wire.LoadRequest:
@@ -136,6 +120,11 @@ def settings_to_wire(settings: WorkerSettings) -> wire.LoadRequest:
 def settings_from_wire(message: wire.LoadRequest) -> WorkerSettings:
     """Raises pydantic.ValidationError when the other end has other settings than we know."""
     return WorkerSettings.model_validate_json(message.settings_json)
+
+
+def mesh_of(settings: WorkerSettings | ServeSettings) -> Mesh:
+    """The layout that settings name."""
+    return Mesh(dp=settings.parallel.dp, tp=settings.parallel.tp, ep=settings.parallel.ep)
 
 
 def description_to_wire(description: WorkerDescription) -> wire.LoadProgress:
@@ -154,10 +143,66 @@ def error_to_text(error: BaseException) -> str:
 
 
 def error_from_text(text: str) -> WorkerError:
-    """The error that `error_to_text` wrote. Kinds but StalePlan and LoadError become WorkerLost, named in its text."""
+    """The error that `error_to_text` wrote. Kinds that are not of the contract become WorkerLost, named in its text."""
     kind, _, message = text.partition(": ")
     known = _ERRORS.get(kind)
     return WorkerLost(text) if known is None else known(message)
+
+
+def _batch_to_wire(batch: BatchPlan) -> wire.BatchPlan:
+    return wire.BatchPlan(
+        admitted=[_sequence_to_wire(sequence) for sequence in batch.admitted],
+        released_slots=batch.released_slots,
+        slots=batch.slots,
+        sequence_epochs=batch.epochs,
+        num_known=batch.num_known,
+        num_drafts=batch.num_drafts,
+        samples=batch.samples,
+        max_committed=batch.max_committed,
+        num_unfed=batch.num_unfed,
+        verify_budget=batch.verify_budget,
+    )
+
+
+def _batch_from_wire(message: wire.BatchPlan) -> BatchPlan:
+    return BatchPlan(
+        admitted=tuple(_sequence_from_wire(sequence) for sequence in message.admitted),
+        released_slots=tuple(message.released_slots),
+        slots=tuple(message.slots),
+        epochs=tuple(message.sequence_epochs),
+        num_known=tuple(message.num_known),
+        num_drafts=tuple(message.num_drafts),
+        samples=tuple(message.samples),
+        max_committed=tuple(message.max_committed),
+        num_unfed=tuple(message.num_unfed),
+        verify_budget=message.verify_budget,
+    )
+
+
+def _result_to_wire(result: BatchResult) -> wire.BatchResult:
+    return wire.BatchResult(
+        num_emitted=[len(tokens) for tokens in result.emitted],
+        num_admitted=result.num_admitted,
+        num_accepted=result.num_accepted,
+        emitted=chain.from_iterable(result.emitted),
+        drafted=chain.from_iterable(result.drafted),
+        margins=chain.from_iterable(result.margins),
+    )
+
+
+def _result_from_wire(message: wire.BatchResult, plan: StepPlan, batch: BatchPlan) -> BatchResult:
+    """Raises ValueError when flattened columns do not fit their counts."""
+    if len(message.emitted) != sum(message.num_emitted) or len(message.drafted) != sum(batch.num_drafts):
+        raise ValueError(f"step {plan.step_id}: the flattened tokens do not fit their counts")
+    if len(message.margins) != (len(message.emitted) if plan.report_margins else 0):
+        raise ValueError(f"step {plan.step_id}: {len(message.margins)} margins for {len(message.emitted)} tokens")
+    return BatchResult(
+        emitted=_split(message.emitted, message.num_emitted),
+        drafted=_split(message.drafted, batch.num_drafts),
+        num_admitted=tuple(message.num_admitted),
+        num_accepted=tuple(message.num_accepted),
+        margins=_split(message.margins, message.num_emitted) if plan.report_margins else (),
+    )
 
 
 def _sequence_to_wire(sequence: NewSequence) -> wire.NewSequence:
@@ -196,15 +241,29 @@ def _sequence_from_wire(message: wire.NewSequence) -> NewSequence:
     )
 
 
-def _check_columns(result: StepResult, plan: StepPlan) -> None:
+def _check_report(report: RankReport, plan: StepPlan, mesh: Mesh, rank: int) -> None:
+    """Who leads answers with tokens and nobody else does; digests are for all sequences of the batch or for none."""
+    if len(plan.batches) != mesh.dp:
+        raise ValueError(f"step {plan.step_id}: {len(plan.batches)} batches for {mesh.dp} data-parallel ranks")
+    batch = plan.batches[mesh.dp_rank(rank)]
+    if mesh.leads(rank) != (report.batch is not None):
+        wrong = "leads, but answered without tokens" if mesh.leads(rank) else "does not lead, but answered with tokens"
+        raise ValueError(f"step {plan.step_id}: rank {rank} {wrong}")
+    if len(report.digests) not in (0, len(batch.slots)):
+        raise ValueError(f"step {plan.step_id}: {len(report.digests)} digests for {len(batch.slots)} sequences")
+    if report.batch is not None:
+        _check_columns(report.batch, plan, batch)
+
+
+def _check_columns(result: BatchResult, plan: StepPlan, batch: BatchPlan) -> None:
     """A column of another length would hand tokens to the wrong sequence."""
     columns = (result.emitted, result.drafted, result.num_admitted, result.num_accepted)
-    if any(len(column) != len(plan.slots) for column in columns):
+    if any(len(column) != len(batch.slots) for column in columns):
         lengths = ", ".join(str(len(column)) for column in columns)
-        raise ValueError(f"step {plan.step_id}: columns of {lengths} entries for {len(plan.slots)} sequences")
+        raise ValueError(f"step {plan.step_id}: columns of {lengths} entries for {len(batch.slots)} sequences")
     drafted = tuple(len(tokens) for tokens in result.drafted)
-    if drafted != plan.num_drafts:
-        raise ValueError(f"step {plan.step_id}: the plan counts {plan.num_drafts} waiting drafts, the rank {drafted}")
+    if drafted != batch.num_drafts:
+        raise ValueError(f"step {plan.step_id}: the plan counts {batch.num_drafts} waiting drafts, the rank {drafted}")
     expected = tuple(len(tokens) for tokens in result.emitted) if plan.report_margins else ()
     if tuple(len(margins) for margins in result.margins) != expected:
         raise ValueError(f"step {plan.step_id}: the margins do not fit the emitted tokens, or were not asked for")

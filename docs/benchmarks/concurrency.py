@@ -57,7 +57,7 @@ async def main() -> None:
     }
     deployment = Deployment(load_settings(None, settings))
     try:
-        await deployment.start(lambda stage, done, total: None)
+        await deployment.start(lambda rank, stage, done, total: None)
         async with OutriderClient(deployment.address) as client:
             cells = list(itertools.product([None, *args.gamma], args.concurrency))
             found: dict[tuple[int | None, int], list[Cell]] = {cell: [] for cell in cells}

@@ -57,7 +57,7 @@ async def _show(deployment: Deployment, settings: ServeSettings, num_prompts: in
     from runtime.front.client import OutriderClient
 
     began = time.perf_counter()
-    with StartupProgress() as progress:
+    with StartupProgress(settings.parallel) as progress:
         await deployment.start(progress)
     rows = [
         ("model", f"{settings.model.served_name}: {model_line(deployment.description)}"),
@@ -65,7 +65,7 @@ async def _show(deployment: Deployment, settings: ServeSettings, num_prompts: in
         ("cold start", f"{time.perf_counter() - began:.1f} s, {deployment.description.load_s:.1f} s of it loading"),
     ]
     OUT.print(summary_panel("outrider demo", rows))
-    OUT.print(accounting_table(deployment.description))
+    OUT.print(accounting_table(deployment.ranks))
     async with OutriderClient(deployment.address) as client:
         OUT.print("\n[bold]one completion over gRPC[/], seeded, temperature 0.7")
         write(STREAMED_PROMPT)

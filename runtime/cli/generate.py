@@ -172,9 +172,10 @@ async def _server(address: str | None, checkpoint: Path | None, gamma: int | Non
     overrides: dict[str, object] = {"cluster.launcher": "process", "server.port": 0, "model.path": checkpoint}
     if gamma is not None:
         overrides["speculation.gamma"] = gamma
-    deployment = Deployment(load_settings(None, overrides))
+    settings = load_settings(None, overrides)
+    deployment = Deployment(settings)
     try:
-        with StartupProgress() as progress:
+        with StartupProgress(settings.parallel) as progress:
             await deployment.start(progress)
         yield deployment.address
     finally:

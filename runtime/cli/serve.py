@@ -21,6 +21,9 @@ FLAG_KEYS = {
     "served_name": "model.served_name",
     "dtype": "model.dtype",
     "numerics": "model.numerics",
+    "tp": "parallel.tp",
+    "dp": "parallel.dp",
+    "ep": "parallel.ep",
     "host": "server.host",
     "port": "server.port",
     "policy": "speculation.policy",
@@ -59,12 +62,17 @@ def serve(
     numerics: Annotated[
         Numerics | None, typer.Option(help="reference: bitwise reproducible, several times slower.")
     ] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks, which cut every layer.")] = None,
+    dp: Annotated[int | None, typer.Option(help="Data-parallel ranks, each with sequences of its own.")] = None,
+    ep: Annotated[
+        int | None, typer.Option(help="Ranks with whole experts: all of them (dp x tp), or 1 for none.")
+    ] = None,
     policy: Annotated[Literal["off", "fixed"] | None, typer.Option(help="Speculation at start.")] = None,
     gamma: Annotated[int | None, typer.Option(help="Drafts per round under the fixed policy.")] = None,
     memory_mib: Annotated[int | None, typer.Option(help="Memory for the state of running sequences.")] = None,
     max_running: Annotated[int | None, typer.Option(help="Most sequences in one batch.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt + output in tokens.")] = None,
-    launcher: Annotated[Literal["ray", "process"] | None, typer.Option(help="How the worker is started.")] = None,
+    launcher: Annotated[Literal["ray", "process"] | None, typer.Option(help="How ranks are started.")] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Ray cluster to join; a local one is started if left out.")
     ] = None,
@@ -127,10 +135,10 @@ async def _serve(settings: ServeSettings) -> None:
     signals = StopSignals()
     deployment = Deployment(settings)
     try:
-        with StartupProgress() as progress:
+        with StartupProgress(settings.parallel) as progress:
             if not await first_of(asyncio.create_task(deployment.start(progress)), signals.asked):
                 return
-        OUT.print(accounting_table(deployment.description))
+        OUT.print(accounting_table(deployment.ranks))
         rows = [("model", f"{settings.model.served_name}: {model_line(deployment.description)}"), *deployment.facts()]
         OUT.print(summary_panel("outrider", rows))
         OUT.print(f"ready: {deployment.address}", soft_wrap=True)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from configs.schema import ParallelSettings
 from runtime.cli.console import ERR
 from workers.plan import WorkerDescription
 
 
 class StartupProgress:
-    """One bar per stage of the start, on standard error. Call it with (stage, done, total); total 0 means unknown.
+    """How the ranks' start goes, on standard error. Call it with (rank, stage, done, total); total 0 means unknown.
 
-    Where standard error is no terminal, one line per stage.
+    One rank has a bar per stage; of several each has one bar, which shows its present stage. Where standard error is no
+    terminal, a line per rank and stage.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parallel: ParallelSettings) -> None:
+        self._num_ranks = parallel.dp * parallel.tp
         self._bars = Progress(
             TextColumn("{task.description:<28}"),
             BarColumn(),
@@ -26,7 +30,8 @@ class StartupProgress:
             TimeElapsedColumn(),
             console=ERR,
         )
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[int, TaskID] = {}
+        self._stages: set[tuple[int, str]] = set()
 
     def __enter__(self) -> StartupProgress:
         if ERR.is_terminal:
@@ -41,14 +46,24 @@ class StartupProgress:
         if ERR.is_terminal:
             self._bars.stop()
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage not in self._tasks:
-            # Stages follow one another: the start of one is the end of those before.
+    def __call__(self, rank: int, stage: str, done: int, total: int) -> None:
+        if (rank, stage) not in self._stages:
+            self._stages.add((rank, stage))
+            self._begin(rank, stage if self._num_ranks == 1 else f"rank {rank}: {stage}")
+        self._bars.update(self._tasks[rank], completed=done, total=total or None)
+
+    def _begin(self, rank: int, what: str) -> None:
+        """Stages of a rank follow one another: the start of one is the end of those before."""
+        if self._num_ranks == 1:
             self._complete_all()
-            self._tasks[stage] = self._bars.add_task(stage, total=None)
-            if not ERR.is_terminal:
-                ERR.print(stage, soft_wrap=True)
-        self._bars.update(self._tasks[stage], completed=done, total=total or None)
+        if self._num_ranks == 1 or rank not in self._tasks:
+            self._tasks[rank] = self._bars.add_task(what, total=None)
+        else:
+            self._bars.reset(self._tasks[rank], description=what)
+            # A reset cannot say that the total is unknown, and keeps that of the stage before.
+            next(task for task in self._bars.tasks if task.id == self._tasks[rank]).total = None
+        if not ERR.is_terminal:
+            ERR.print(what, soft_wrap=True)
 
     def _complete_all(self) -> None:
         for task in self._bars.tasks:
@@ -56,13 +71,17 @@ class StartupProgress:
             self._bars.update(task.id, completed=total, total=total)
 
 
-def accounting_table(description: WorkerDescription) -> Table:
-    """The worker's memory accounting, as it reported it."""
+def accounting_table(ranks: Sequence[WorkerDescription]) -> Table:
+    """Memory accounting, as rank 0 reported it: the other ranks have pools of the same sizes. Where there are several,
+    a row of what each holds of the parameters."""
     table = Table(title="memory accounting", title_justify="left", box=None, pad_edge=False)
     table.add_column("what")
     table.add_column("figure", justify="right")
-    for what, figure in description.accounting:
+    for what, figure in ranks[0].accounting:
         table.add_row(what, figure)
+    if len(ranks) > 1:
+        sizes = ", ".join(f"{rank.parameter_bytes / 2**20:.4g}" for rank in ranks)
+        table.add_row("parameters, by rank", f"{sizes} MiB")
     return table
 
 
@@ -76,6 +95,6 @@ def summary_panel(title: str, rows: list[tuple[str, str]]) -> Panel:
 
 def model_line(description: WorkerDescription) -> str:
     """The model in one line: family, size, arithmetic, device."""
-    millions = description.num_parameters / 1e6
+    size = f"{description.num_parameters / 1e6:.2f} M parameters"
     arithmetic = f"{description.dtype} on {description.device}, {description.numerics} numerics"
-    return f"{description.model_type}, {millions:.2f} M parameters, {arithmetic}"
+    return f"{description.model_type}, {size}, {arithmetic}"

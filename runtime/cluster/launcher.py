@@ -10,16 +10,25 @@ from pathlib import Path
 from typing import Protocol
 
 from configs.schema import WorkerSettings
+from workers.opening import StoreSeat
+from workers.plan import WorkerLost
 
 KILL_TIMEOUT_S = 10.0
 """A killed process that has not gone by then will not go: the machine is ill."""
 
 LOG_TAIL_BYTES = 2000
 
+LOG_TIMEOUT_S = 10.0
+"""Longest wait for a log on another machine."""
+
 LOGS_KEPT = 50
-"""Logs of earlier ranks that stay in a state directory."""
+"""Logs of a rank's earlier lives that stay in a state directory."""
 
 _SOURCE_ROOTS_OF = ("workers", "outrider")
+
+
+class RankDied(WorkerLost):
+    """The process of a rank is gone."""
 
 
 class LaunchedWorker(Protocol):
@@ -27,6 +36,10 @@ class LaunchedWorker(Protocol):
 
     address: str
     """host:port of its service."""
+    host: str
+    """An address of its machine, for its end of collectives."""
+    store: StoreSeat | None
+    """Where the group's store is to be; of rank 0 in a group of several."""
     pid: int
     """On its own machine."""
     name: str
@@ -40,16 +53,18 @@ class LaunchedWorker(Protocol):
         """Returns when the process is gone. Raises WorkerError when it is not after KILL_TIMEOUT_S."""
         ...
 
-    def log_tail(self) -> str:
-        """The end of what it printed; empty where that is out of reach."""
+    async def last_words(self) -> str:
+        """The end of what it printed and where the whole is, as a clause to add to an error; empty where there is none.
+        Takes LOG_TIMEOUT_S at most."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts ranks, one at a time."""
+    """Starts ranks, any number at a time. `settings.seat` says which one."""
 
     async def launch(self, settings: WorkerSettings, epoch: int) -> LaunchedWorker:
-        """Raises WorkerLost when the process dies before it serves. Leaves nothing behind when cancelled."""
+        """Raises RankDied when the process dies before it serves, WorkerLost when there is none to be had. Leaves
+        nothing behind when cancelled."""
         ...
 
     async def close(self) -> None:
@@ -86,25 +101,37 @@ def source_roots() -> list[str]:
     return roots
 
 
+def keeps_store(settings: WorkerSettings) -> bool:
+    """Whether the rank is the one where the ranks of its group meet."""
+    return settings.seat.rank == 0 and settings.parallel.dp * settings.parallel.tp > 1
+
+
 def log_path(state_dir: Path, settings: WorkerSettings, epoch: int) -> Path:
     """Where a rank of this machine logs: a file that is new. Makes the folder and keeps it from filling up.
 
     The name tells when and for which runtime: several may share the folder, and one in a container always has the same
-    number. Names sort by age. Of older logs the last LOGS_KEPT stay.
+    number. Names sort by age. Of a rank's older logs the last LOGS_KEPT stay.
     """
+    rank = settings.seat.rank
     folder = state_dir.absolute() / "logs"
     folder.mkdir(parents=True, exist_ok=True)
-    for old in sorted(folder.glob("worker-*.log"))[:-LOGS_KEPT]:
+    for old in sorted(folder.glob(f"worker-*-rank{rank}-epoch*.log"))[:-LOGS_KEPT]:
         old.unlink(missing_ok=True)
     began = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-    return folder / f"worker-{began}Z-runtime{os.getpid()}-rank{settings.tp_rank}-epoch{epoch}.log"
+    return folder / f"worker-{began}Z-runtime{os.getpid()}-rank{rank}-epoch{epoch}.log"
 
 
-def tail_of(path: Path) -> str:
-    """The last lines of a log, at most LOG_TAIL_BYTES of them; empty when there is none."""
+def read_tail(path: Path) -> bytes:
+    """The end of a log of this machine, at most LOG_TAIL_BYTES of it; empty when there is none."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace").strip()
+            return log.read()
     except FileNotFoundError:
-        return ""
+        return b""
+
+
+def last_words(tail: bytes, where: str) -> str:
+    """The end of a log as a clause. `where`: its path, with its machine where that is another."""
+    text = tail.decode(errors="replace").strip()
+    return f"; its log ends:\n{text}\n({where})" if text else f"; its log, {where}, is empty"

@@ -1,6 +1,6 @@
 """A rank as a child process of the runtime, without Ray. Knows no gRPC and no model.
 
-The two ends share a socket pair, the lifeline. The child says its address on it, then waits for its end: the kernel
+The two ends share a socket pair, the lifeline. The child says on it where it is, then waits for its end: the kernel
 closes our side when we die, however we die, and the child follows.
 """
 
@@ -11,20 +11,32 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from configs.schema import ClusterSettings, WorkerSettings
-from runtime.cluster.launcher import KILL_TIMEOUT_S, log_path, tail_of, worker_environment
+from runtime.cluster.launcher import (
+    KILL_TIMEOUT_S,
+    RankDied,
+    keeps_store,
+    last_words,
+    log_path,
+    read_tail,
+    worker_environment,
+)
 from workers.channel import LOOPBACK
-from workers.main import DEFAULT_FACTORY
-from workers.plan import WorkerError, WorkerLost
+from workers.main import DEFAULT_FACTORY, opened_from_line
+from workers.opening import OpenedRank
+from workers.plan import LoadError, WorkerError
 
 
 class ChildWorker:
     """A `LaunchedWorker`. Holds the lifeline: the child ends when this object is gone, too."""
 
-    def __init__(self, process: asyncio.subprocess.Process, address: str, log: Path, lifeline: socket.socket) -> None:
-        self.address = address
+    def __init__(
+        self, process: asyncio.subprocess.Process, opened: OpenedRank, log: Path, lifeline: socket.socket
+    ) -> None:
+        self.address, self.host, self.store = opened.address, opened.host, opened.store
         self.pid = process.pid
         self.name = f"process {process.pid}"
         self._process = process
@@ -38,8 +50,8 @@ class ChildWorker:
         await _kill(self._process)
         self._lifeline.close()
 
-    def log_tail(self) -> str:
-        return tail_of(self._log)
+    async def last_words(self) -> str:
+        return last_words(read_tail(self._log), str(self._log))
 
 
 class ProcessLauncher:
@@ -57,33 +69,40 @@ class ProcessLauncher:
         try:
             with theirs, log.open("wb") as output:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "workers.main", *self._options(epoch, theirs.fileno())),
+                    *(sys.executable, "-m", "workers.main", *self._options(settings, epoch, theirs.fileno())),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     pass_fds=(theirs.fileno(),),
                     # PYTHONSAFEPATH: a folder that happens to be called "workers" where we stand is none of ours.
-                    env={**os.environ, **worker_environment(settings, os.environ), "PYTHONSAFEPATH": "1"},
+                    env={
+                        **os.environ,
+                        **worker_environment(settings, os.environ),
+                        **gpu_environment(settings, os.environ, count_gpus()),
+                        "PYTHONSAFEPATH": "1",
+                    },
                     # In a session of its own a rank is spared the terminal's Ctrl-C, which is for us to act upon.
                     start_new_session=True,
                 )
             try:
-                address = await _read_line(ours)
-                if not address:
+                line = await _read_line(ours)
+                if not line:
                     reason = _describe_exit(await process.wait())
-                    raise WorkerLost(f"process {process.pid} {reason} before it served; its log ends:\n{tail_of(log)}")
+                    raise RankDied(
+                        f"process {process.pid} {reason} before it served{last_words(read_tail(log), str(log))}"
+                    )
             except BaseException:
                 await _kill(process)
                 raise
         except BaseException:
             ours.close()
             raise
-        return ChildWorker(process, address, log, ours)
+        return ChildWorker(process, opened_from_line(line), log, ours)
 
     async def close(self) -> None:
         """Children share nothing."""
 
-    def _options(self, epoch: int, lifeline_fd: int) -> list[str]:
+    def _options(self, settings: WorkerSettings, epoch: int, lifeline_fd: int) -> list[str]:
         options = {
             "--lifeline-fd": lifeline_fd,
             "--epoch": epoch,
@@ -93,22 +112,49 @@ class ProcessLauncher:
             "--port-max": self._cluster.worker_port_max,
             "--factory": self._factory,
         }
-        return [f"{name}={value}" for name, value in options.items() if value is not None]
+        told = [f"{name}={value}" for name, value in options.items() if value is not None]
+        return [*told, "--keeps-store"] if keeps_store(settings) else told
 
 
-async def _read_line(connection: socket.socket) -> str:
-    """The line that arrives on a non-blocking socket, without its end; empty when the other side closes before."""
+def gpu_environment(settings: WorkerSettings, inherited: Mapping[str, str], num_gpus: int) -> dict[str, str]:
+    """What makes a rank of several see one GPU of this machine and no other rank's, as Ray does for its actors.
+
+    num_gpus: those of the machine; CUDA_VISIBLE_DEVICES may leave us fewer. Raises LoadError when there are some, but
+    not one for each rank.
+    """
+    size, rank = settings.parallel.dp * settings.parallel.tp, settings.seat.rank
+    if size == 1 or settings.model.device == "cpu":
+        return {}
+    listed = inherited.get("CUDA_VISIBLE_DEVICES")
+    names = [str(n) for n in range(num_gpus)] if listed is None else [name for name in listed.split(",") if name]
+    if not names:
+        return {}
+    if len(names) < size:
+        raise LoadError(
+            f"{size} ranks need a GPU each, and this process may use {len(names)}; lower parallel.tp or dp, or "
+            "set model.device to cpu"
+        )
+    return {"CUDA_VISIBLE_DEVICES": names[rank]}
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs of this machine, by their device files."""
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia*"))
+
+
+async def _read_line(connection: socket.socket) -> bytes:
+    """The line that arrives on a non-blocking socket; empty when the other side closes before its end."""
     loop = asyncio.get_running_loop()
     received = b""
     while not received.endswith(b"\n"):
         try:
             chunk = await loop.sock_recv(connection, 1024)
         except ConnectionError:
-            return ""
+            return b""
         if not chunk:
-            return ""
+            return b""
         received += chunk
-    return received.decode().strip()
+    return received
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

@@ -1,151 +1,253 @@
-"""Keeps one rank alive: starts it, loads it, notices its end, starts it again. Knows no gRPC, Ray or requests."""
+"""Keeps a group of ranks alive: starts and loads them, notices the end of any, starts all again. Knows no gRPC, no Ray
+and no requests.
+
+A group lives and dies as a whole. The end of one rank, of its link, or a step that failed ends the life of all: every
+link is given up, every process killed, and the next life has a fresh epoch, fresh processes and a fresh store. Between
+steps a process that dies is noticed under 1 s, a rank that stands still after 15 s (the keepalive of its link); for
+faults in a step see `runtime.cluster.group`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from configs.schema import ServeSettings, WorkerSettings
-from runtime.cluster.launcher import LaunchedWorker, Launcher
+from configs.schema import GroupSeat, ServeSettings, WorkerSettings
+from parallel.mesh import Mesh
+from runtime.cluster.agreement import merge_descriptions
+from runtime.cluster.group import GroupLink
+from runtime.cluster.inquest import Inquest, Verdict, rank_name
+from runtime.cluster.launcher import LaunchedWorker, Launcher, RankDied
 from runtime.cluster.process_launcher import ProcessLauncher
-from workers.client import WorkerClient
-from workers.plan import LoadError, Progress, WorkerDescription, WorkerError, WorkerLost
+from runtime.link import RankProgress
+from workers import wire
+from workers.client import LinkBroken, WorkerClient
+from workers.plan import LoadError, WorkerDescription, WorkerError, WorkerLost
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 LAUNCH_STAGE = "launch"
 
-AFTERMATH_S = 0.5
-"""How long a broken link waits to be explained by the end of its process."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningWorker:
-    """A loaded rank.
+class RunningGroup:
+    """A loaded group: a `runtime.link.LoadedGroup`.
 
-    epoch: which life of the rank this is; goes into every plan.
-    lost: set, with the reason, when the process or the link is no more, whether or not a step is in flight.
+    description: rank 0's, with the slots and pages that every rank has. ranks: each rank's own.
+    epoch: which life of the group this is; goes into every plan.
+    lost: set, with the reason, when any process or link is no more, whether or not a step is in flight.
     """
 
-    link: WorkerClient
+    link: GroupLink
+    mesh: Mesh
     description: WorkerDescription
+    ranks: tuple[WorkerDescription, ...]
     epoch: int
     lost: asyncio.Future[str]
 
 
-class WorkerSupervisor:
-    """Owns at most one worker process. `start`, `restart` and `stop` are called one at a time."""
+@dataclass(slots=True)
+class _Rank:
+    """What there is of a rank in the present life."""
+
+    stage: str = LAUNCH_STAGE
+    is_ready: bool = False
+    launched: LaunchedWorker | None = None
+    client: WorkerClient | None = None
+    watchers: list[asyncio.Task[None]] = field(default_factory=list)
+
+
+class GroupSupervisor:
+    """A `runtime.link.GroupSource`. `start`, `restart` and `stop` are called one at a time."""
 
     def __init__(self, settings: ServeSettings, launcher: Launcher) -> None:
         self._settings = settings
         self._launcher = launcher
-        self._progress: Progress = _ignore
+        self._mesh = wire.mesh_of(settings)
+        self._progress: RankProgress = _ignore
         self._epoch = 0
-        self._launched: LaunchedWorker | None = None
-        self._link: WorkerClient | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._ranks: list[_Rank] = []
+        self._obituary: asyncio.Task[None] | None = None
 
     @property
-    def launched(self) -> LaunchedWorker | None:
-        """The process of the present life, for reports; None between lives."""
-        return self._launched
+    def launched(self) -> tuple[LaunchedWorker, ...]:
+        """The processes of the present life in rank order, for reports; fewer or none between lives."""
+        return tuple(rank.launched for rank in self._ranks if rank.launched is not None)
 
-    async def start(self, progress: Progress) -> RunningWorker:
-        """Launches and loads; `progress` is kept for later lives.
+    async def start(self, progress: RankProgress) -> RunningGroup:
+        """Launches and loads all ranks at once; `progress` is kept for later lives.
 
-        Raises LoadError when the worker refuses what it is to load, WorkerLost when it dies or `start_timeout_s` is
-        over; both name the stage. Nothing is left running then, nor when the call is cancelled.
+        Raises LoadError when a rank refuses what it is to load or ranks do not fit together, WorkerLost when one dies
+        or `start_timeout_s` is over. They name the rank and its stage; the first failure counts. Nothing is left
+        running then, nor when the call is cancelled.
         """
         self._progress = progress
         return await self._begin_life()
 
-    async def restart(self, reason: str) -> RunningWorker:
+    async def restart(self, reason: str) -> RunningGroup:
         """Ends what is left of the present life, then begins the next. Raises as `start` does; may be tried again."""
-        log.warning("worker of epoch %d is replaced: %s", self._epoch, reason)
+        log.warning("the group of epoch %d is replaced: %s", self._epoch, reason)
         await self._end_life()
         return await self._begin_life()
 
     async def stop(self) -> None:
-        """Ends the worker and lets the launcher go. Idempotent. Raises WorkerError when a process outlives its kill."""
+        """Ends all ranks and lets the launcher go. Idempotent. Raises WorkerError when a process outlives its kill."""
+        if self._obituary is not None:
+            self._obituary.cancel()
         try:
             await self._end_life()
         finally:
             await self._launcher.close()
 
-    async def _begin_life(self) -> RunningWorker:
-        assert self._launched is None, "the life before has not ended"
+    async def _begin_life(self) -> RunningGroup:
+        assert not self._ranks, "the life before has not ended"
         self._epoch += 1
+        self._ranks = [_Rank() for _ in range(self._mesh.size)]
+        inquest = Inquest(self._mesh)
         timeout_s = self._settings.cluster.start_timeout_s
-        stage = LAUNCH_STAGE
-
-        def advance(name: str, done: int, total: int) -> None:
-            nonlocal stage
-            stage = name
-            self._progress(name, done, total)
-
         try:
             async with asyncio.timeout(timeout_s):
-                running = await self._launch_and_load(advance)
+                return await self._launch_and_load(inquest)
         except TimeoutError:
+            text = f"the start took more than {timeout_s:g} s; not ready: {self._not_ready()}"
             await self._end_life()
-            raise WorkerLost(f"the worker's start took more than {timeout_s:g} s, at stage {stage!r}") from None
-        except LoadError as error:
-            await self._end_life()
-            raise LoadError(f"loading failed at stage {stage!r}: {error}") from None
+            raise WorkerLost(text) from None
         except WorkerError as error:
-            reason = await self._explain(error)
+            error = await self._explain(inquest.verdict.result()) if inquest.verdict.done() else error
             await self._end_life()
-            raise WorkerLost(f"the worker failed at stage {stage!r}: {reason}") from None
+            raise error from None
         except BaseException:
             await self._end_life()
             raise
-        return running
 
-    async def _launch_and_load(self, progress: Progress) -> RunningWorker:
-        settings = worker_settings(self._settings)
-        progress(LAUNCH_STAGE, 0, 1)
-        self._launched = launched = await self._launcher.launch(settings, self._epoch)
-        progress(LAUNCH_STAGE, 1, 1)
-        self._link = link = WorkerClient(launched.address, step_timeout_s=self._settings.cluster.step_timeout_s)
-        description = await link.load(settings, progress)
+    async def _launch_and_load(self, inquest: Inquest) -> RunningGroup:
+        settings = [worker_settings(self._settings, rank) for rank in range(self._mesh.size)]
+        launched = await self._for_all(inquest, lambda rank: self._launch(rank, settings[rank], inquest))
+        seats = [_seat(rank, each, launched[0]) for rank, each in enumerate(launched)]
+        descriptions = await self._for_all(
+            inquest,
+            lambda rank: self._load(rank, settings[rank].model_copy(update={"seat": seats[rank]}), inquest),
+        )
+        description = merge_descriptions(self._mesh, descriptions)
+        cluster = self._settings.cluster
+        link = GroupLink(
+            self._mesh,
+            [rank.client for rank in self._ranks if rank.client is not None],
+            inquest,
+            step_timeout_s=cluster.step_timeout_s,
+            checks=cluster.check_ranks,
+        )
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._watcher = asyncio.create_task(_watch(launched, link, lost))
-        log.info("%s serves epoch %d at %s", launched.name, self._epoch, launched.address)
-        return RunningWorker(link=link, description=description, epoch=self._epoch, lost=lost)
+        self._ranks[0].watchers.append(asyncio.create_task(self._await_loss(inquest, lost)))
+        log.info("%d ranks (%s) serve epoch %d", self._mesh.size, self._mesh, self._epoch)
+        return RunningGroup(
+            link=link,
+            mesh=self._mesh,
+            description=description,
+            ranks=tuple(descriptions),
+            epoch=self._epoch,
+            lost=lost,
+        )
 
-    async def _explain(self, error: WorkerError) -> str:
-        """Why a start failed: the end of the process if it has ended, with what it said last."""
-        if self._launched is None:
-            return str(error)
-        death = await _death_within(AFTERMATH_S, self._launched)
-        if death is None:
-            return str(error)
-        tail = self._launched.log_tail()
-        return f"{death}; its log ends:\n{tail}" if tail else death
+    async def _for_all(self, inquest: Inquest, act: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
+        return await inquest.together([asyncio.create_task(act(rank)) for rank in range(self._mesh.size)])
+
+    async def _launch(self, rank: int, settings: WorkerSettings, inquest: Inquest) -> LaunchedWorker:
+        self._advance(rank, LAUNCH_STAGE, 0, 1)
+        launched = await self._launcher.launch(settings, self._epoch)
+        state = self._ranks[rank]
+        state.launched = launched
+        state.watchers.append(asyncio.create_task(_report_death(rank, launched, inquest)))
+        self._advance(rank, LAUNCH_STAGE, 1, 1)
+        log.info("%s of epoch %d: %s at %s", rank_name(self._mesh, rank), self._epoch, launched.name, launched.address)
+        return launched
+
+    async def _load(self, rank: int, settings: WorkerSettings, inquest: Inquest) -> WorkerDescription:
+        state = self._ranks[rank]
+        assert state.launched is not None
+        state.client = client = WorkerClient(state.launched.address)
+        description = await client.load(settings, lambda *frame: self._advance(rank, *frame))
+        state.is_ready = True
+        state.watchers.append(asyncio.create_task(_report_break(rank, client, inquest)))
+        return description
+
+    def _advance(self, rank: int, stage: str, done: int, total: int) -> None:
+        self._ranks[rank].stage = stage
+        self._progress(rank, stage, done, total)
+
+    def _not_ready(self) -> str:
+        return ", ".join(
+            f"{rank_name(self._mesh, rank)} at stage {state.stage!r}"
+            for rank, state in enumerate(self._ranks)
+            if not state.is_ready
+        )
+
+    async def _explain(self, verdict: Verdict) -> WorkerError:
+        """Why a start failed: which rank, at which stage, and the last words of one that died."""
+        if not verdict.ranks:
+            return verdict.error
+        rank = verdict.ranks[0]
+        state = self._ranks[rank]
+        words = ""
+        if isinstance(verdict.error, RankDied) and state.launched is not None:
+            words = await state.launched.last_words()
+        text = f"{rank_name(self._mesh, rank)} failed at stage {state.stage!r}: {verdict.error}{words}"
+        return LoadError(text) if isinstance(verdict.error, LoadError) else WorkerLost(text)
+
+    async def _await_loss(self, inquest: Inquest, lost: asyncio.Future[str]) -> None:
+        """The end of one is the end of all, for steps in flight too."""
+        verdict = await asyncio.shield(inquest.verdict)
+        reason = verdict.describe(self._mesh)
+        for state in self._ranks:
+            if state.client is not None:
+                state.client.abandon(reason)
+        lost.set_result(reason)
+        if isinstance(verdict.error, RankDied):
+            launched = self._ranks[verdict.ranks[0]].launched
+            assert launched is not None
+            # The log may be on another machine; the next life does not wait for it.
+            self._obituary = asyncio.create_task(_write_obituary(reason, launched))
 
     async def _end_life(self) -> None:
-        """In this order: no more news, no more link, no more process."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.wait({self._watcher})
-            self._watcher = None
-        if self._link is not None:
-            await self._link.close()
-            self._link = None
-        if self._launched is not None:
-            await self._launched.kill()
-            self._launched = None
+        """In this order: no more news, no more links, no more processes; of each, all ranks' at once.
+
+        What cannot be ended is kept, for the next attempt. Raises WorkerError when a process outlives its kill.
+        """
+        watchers = [watcher for state in self._ranks for watcher in state.watchers]
+        for watcher in watchers:
+            watcher.cancel()
+        if watchers:
+            await asyncio.wait(watchers)
+        await asyncio.gather(*(state.client.close() for state in self._ranks if state.client is not None))
+        for state in self._ranks:
+            state.watchers, state.client = [], None
+        alive = [state for state in self._ranks if state.launched is not None]
+        outcomes = await asyncio.gather(*map(_kill, alive), return_exceptions=True)
+        self._ranks = [state for state, outcome in zip(alive, outcomes, strict=True) if outcome is not None]
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
 
 
-def worker_settings(settings: ServeSettings) -> WorkerSettings:
-    """What the one rank of a deployment is told."""
+def worker_settings(settings: ServeSettings, rank: int) -> WorkerSettings:
+    """What a rank of a deployment is told before it is known where the ranks meet."""
+    cluster = settings.cluster
     return WorkerSettings(
         model=settings.model,
         cache=settings.cache,
         speculation=settings.speculation,
+        parallel=settings.parallel,
+        seat=GroupSeat(rank=rank),
         max_step_tokens=settings.scheduler.max_step_tokens,
-        threads=settings.cluster.worker_threads,
+        threads=cluster.worker_threads,
+        collectives=cluster.collectives,
+        collective_timeout_s=cluster.step_timeout_s,
+        check_ranks=cluster.check_ranks,
     )
 
 
@@ -158,27 +260,32 @@ def launcher_for(settings: ServeSettings) -> Launcher:
     return RayLauncher(settings.cluster, settings.state_dir)
 
 
-async def _watch(launched: LaunchedWorker, link: WorkerClient, lost: asyncio.Future[str]) -> None:
-    """Waits for the end of the process or of the link; each ends the other's use."""
-    death = asyncio.create_task(launched.wait_dead())
-    try:
-        await asyncio.wait({death, link.lost}, return_when=asyncio.FIRST_COMPLETED)
-        if not death.done():
-            await asyncio.wait({death}, timeout=AFTERMATH_S)
-        reason = death.result() if death.done() else link.lost.result()
-        link.abandon(reason)
-        lost.set_result(reason)
-    finally:
-        death.cancel()
+def _seat(rank: int, launched: LaunchedWorker, first: LaunchedWorker) -> GroupSeat:
+    store = first.store
+    return GroupSeat(
+        rank=rank,
+        store_address=store.address if store is not None else None,
+        store_fd=store.fd if store is not None and rank == 0 else None,
+        bind_host=launched.host,
+    )
 
 
-async def _death_within(timeout_s: float, launched: LaunchedWorker) -> str | None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await launched.wait_dead()
-    except TimeoutError:
-        return None
+async def _report_death(rank: int, launched: LaunchedWorker, inquest: Inquest) -> None:
+    inquest.hear(rank, RankDied(await launched.wait_dead()))
 
 
-def _ignore(stage: str, done: int, total: int) -> None:
+async def _report_break(rank: int, client: WorkerClient, inquest: Inquest) -> None:
+    inquest.hear(rank, LinkBroken(await asyncio.shield(client.lost)))
+
+
+async def _write_obituary(reason: str, launched: LaunchedWorker) -> None:
+    log.error("%s%s", reason, await launched.last_words())
+
+
+async def _kill(state: _Rank) -> None:
+    assert state.launched is not None
+    await state.launched.kill()
+
+
+def _ignore(rank: int, stage: str, done: int, total: int) -> None:
     pass

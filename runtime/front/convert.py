@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from outrider.v1 import inference_pb2, operator_pb2, types_pb2
+from parallel.mesh import Mesh
 from runtime.front.bounds import MAX_CHAT_MESSAGES
 from runtime.front.defaults import SamplingDefaults
 from runtime.front.errors import InvalidRequest, UnknownModel
@@ -103,6 +104,8 @@ def options_of(message: inference_pb2.GenerateRequest, request_id: str, model: S
     """Everything but the prompt. Raises InvalidRequest or UnknownModel."""
     check_counts(message, model)
     refuse_unknown_fields(message)
+    if message.HasField("lora_adapter"):
+        raise InvalidRequest("lora_adapter", "LoRA adapters are not served; leave it out")
     if message.HasField("model") and message.model != model.name:
         raise UnknownModel(f"model: {message.model!r} is not served here, {model.name!r} is")
     stopping = message.stopping
@@ -218,6 +221,8 @@ def messages_of(chat: inference_pb2.Chat) -> tuple[list[dict[str, str]], bool]:
     for index, one in enumerate(chat.messages):
         if not one.role:
             raise InvalidRequest(f"chat.messages[{index}].role", "is empty; name who speaks, such as user")
+        if one.images:
+            raise InvalidRequest(f"chat.messages[{index}].images", "images are not served; send text alone")
     opens_answer = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
     return [{"role": one.role, "content": one.content} for one in chat.messages], opens_answer
 
@@ -319,7 +324,9 @@ def round_message(one: Round) -> types_pb2.Round:
     )
 
 
-def model_message(description: WorkerDescription, name: str, version: str) -> inference_pb2.GetModelResponse:
+def model_message(
+    description: WorkerDescription, mesh: Mesh, name: str, version: str
+) -> inference_pb2.GetModelResponse:
     """What is served. context_length is the longest sequence served, which may be below the checkpoint's own."""
     return inference_pb2.GetModelResponse(
         name=name,
@@ -332,6 +339,9 @@ def model_message(description: WorkerDescription, name: str, version: str) -> in
         gamma_max=description.gamma_max,
         version=version,
         num_parameters=description.num_parameters,
+        dp=mesh.dp,
+        tp=mesh.tp,
+        ep=mesh.ep,
     )
 
 

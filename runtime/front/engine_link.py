@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from parallel.mesh import Mesh
 from runtime.request import Request
 from runtime.verification.policy import Policy, PolicyState
 from workers.plan import WorkerDescription
@@ -14,11 +15,16 @@ class EngineLink(Protocol):
     """The engine as the front sees it. All calls are made on one event loop; tokens come back through an EventSink."""
 
     @property
-    def description(self) -> WorkerDescription: ...
+    def description(self) -> WorkerDescription:
+        """Rank 0's."""
+        ...
+
+    @property
+    def mesh(self) -> Mesh: ...
 
     @property
     def is_serving(self) -> bool:
-        """Requests are taken: a worker is loaded and the engine is not stopping."""
+        """Requests are taken: all ranks are loaded and the engine is not stopping."""
         ...
 
     @property

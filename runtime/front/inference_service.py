@@ -77,7 +77,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def GetModel(
         self, message: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:
-        return convert.model_message(self._engine.description, self._model.name, self._version)
+        return convert.model_message(self._engine.description, self._engine.mesh, self._model.name, self._version)
 
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context

@@ -1,52 +1,38 @@
-"""Decides one step: who enters, who runs, on how many rows. Knows no clock, no link and no text.
+"""What one data-parallel rank does in a step: who runs, on how many rows. Knows no queue, no other rank and no clock.
 
-A scheduler lives as long as one life of the worker; the queue outlives it.
+A scheduler lives as long as one life of the group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runtime.request import Request
-from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.rows import share_rows
-from runtime.verification.planner import Load, plan_speculation
-from runtime.verification.policy import Policy
+from runtime.statistics import PoolUse, RankUse
+from runtime.verification.planner import Load
 from state.ledger import Ledger, RunningSequence
 from state.pages import num_reserved_tokens
-from workers.plan import NewSequence, StepPlan
+from workers.plan import BatchPlan, NewSequence
 
 
 class Scheduler:
-    """Continuous batching over one worker.
+    """Continuous batching over one data-parallel rank.
 
-    queue: requests that wait; admission takes from its head.
     ledger: slots, pages and lengths of what runs; the scheduler opens and closes its sequences.
-    worker_epoch: the life of the worker that the plans are for.
-    max_step_tokens: most token rows of a step.
-    gamma_max: longest draft the worker can hold.
-    first_step_id: id of the first plan.
+    max_step_tokens: most token rows of the rank in a step.
+    gamma_max: longest draft the rank can hold.
 
     Raises ValueError when a step cannot hold one verify pass of γ_max drafts and a prompt row beside it.
     """
 
-    def __init__(
-        self,
-        queue: WaitingQueue,
-        ledger: Ledger,
-        *,
-        worker_epoch: int,
-        max_step_tokens: int,
-        gamma_max: int,
-        first_step_id: int = 1,
-    ) -> None:
+    def __init__(self, ledger: Ledger, *, max_step_tokens: int, gamma_max: int) -> None:
         if max_step_tokens < gamma_max + 2:
             raise ValueError(
                 f"scheduler.max_step_tokens is {max_step_tokens}, but a verify pass of {gamma_max} drafts and one "
                 f"prompt row take {gamma_max + 2}; raise it or lower speculation.gamma_max"
             )
-        self.queue = queue
         self.ledger = ledger
-        self.worker_epoch = worker_epoch
-        self.next_step_id = first_step_id
         self._max_step_tokens = max_step_tokens
         self._gamma_max = gamma_max
         # Insertion order is service order: a decode that ran goes to the back, prefills stay in order of admission.
@@ -56,32 +42,47 @@ class Scheduler:
         self._released_slots: list[int] = []
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
     def has_work(self) -> bool:
-        """Whether a plan made now would move anything, be it only to tell the worker of slots it can empty."""
-        ready = any(not sequence.awaiting_verdict for sequence in self._running.values())
-        return ready or bool(self.queue) or bool(self._released_slots)
+        """Whether a batch planned now would move anything, be it only to tell the rank of slots it can empty."""
+        return bool(self._released_slots) or any(not sequence.awaiting_verdict for sequence in self._running.values())
 
     @property
-    def num_openings(self) -> int:
-        """Slots that the queue may fill in the next step; 0 while its head waits for pages."""
-        head = self.queue.head
-        return self.ledger.slots.num_free if head is None or self.ledger.can_open(self._reservation(head)) else 0
+    def num_outstanding_tokens(self) -> int:
+        """Tokens that the running sequences may still commit, at most, prompts among them."""
+        return sum(sequence.num_reserved - sequence.committed_len for sequence in self._running.values())
+
+    def use(self) -> RankUse:
+        """What the rank holds now."""
+        slots, pages = self.ledger.slots, self.ledger.pages
+        return RankUse(
+            running=len(self._running),
+            slots_free=slots.num_free,
+            slots_used=slots.num_used,
+            pages=tuple(PoolUse(group=group, free=pool.num_free, used=pool.num_used) for group, pool in pages.items()),
+        )
 
     def load(self) -> Load:
         prefilling = sum(sequence.is_prefilling for sequence in self._running.values())
-        return Load(
-            num_decoding=len(self._running) - prefilling, num_prefilling=prefilling, num_waiting=len(self.queue)
-        )
+        return Load(num_decoding=len(self._running) - prefilling, num_prefilling=prefilling)
 
-    def plan(self, policy: Policy) -> StepPlan:
-        """The next step. Admits what fits; its plan also carries the slots released since the last one, which the
-        worker empties before it fills them anew."""
-        admitted = self._admit()
-        speculation = plan_speculation(policy, self.load())
+    def has_room(self, request: Request) -> bool:
+        """Whether a slot and all pages that the request can ever need are free."""
+        return self.ledger.can_open(self._reservation(request))
+
+    def admit(self, request: Request) -> NewSequence:
+        """Gives a request its slot and pages; the result goes into the next plan. Ask `has_room` first."""
+        sequence = self.ledger.open(request.uid, request.prompt, self._reservation(request))
+        self._running[request.uid] = sequence
+        if request.report_rounds:
+            self._reporting.add(request.uid)
+        return _new_sequence(request, sequence)
+
+    def plan(self, admitted: Sequence[NewSequence], *, verify_budget: int, feed_drafter: bool) -> BatchPlan:
+        """The next batch; empty where nothing can run. It also carries the slots released since the last one, which the
+        rank empties before it fills them anew.
+
+        admitted: what `admit` gave since the last plan.
+        """
         ready = [sequence for sequence in self._running.values() if not sequence.awaiting_verdict]
         decodes = [sequence for sequence in ready if not sequence.is_prefilling]
         prefills = [sequence for sequence in ready if sequence.is_prefilling]
@@ -95,31 +96,34 @@ class Scheduler:
         for sequence in decodes:
             self._running[sequence.uid] = self._running.pop(sequence.uid)
         scheduled = decodes + prefills
-        samples = (True,) * len(decodes) + tuple(
-            chunk == sequence.num_prompt_left for sequence, chunk in zip(prefills, shares.chunks, strict=True)
-        )
-        plan = StepPlan(
-            step_id=self.next_step_id,
-            epoch=self.worker_epoch,
+        num_known = (1,) * len(decodes) + shares.chunks
+        num_drafts = tuple(0 if sequence.is_prefilling else sequence.num_waiting_drafts for sequence in scheduled)
+        released, self._released_slots = tuple(self._released_slots), []
+        return BatchPlan(
             admitted=tuple(admitted),
-            released_slots=tuple(self._released_slots),
+            released_slots=released,
             slots=tuple(sequence.slot for sequence in scheduled),
             epochs=tuple(sequence.epoch for sequence in scheduled),
-            num_known=(1,) * len(decodes) + shares.chunks,
-            num_drafts=tuple(0 if sequence.is_prefilling else sequence.num_waiting_drafts for sequence in scheduled),
-            samples=samples,
+            num_known=num_known,
+            num_drafts=num_drafts,
+            samples=(True,) * len(decodes)
+            + tuple(chunk == sequence.num_prompt_left for sequence, chunk in zip(prefills, shares.chunks, strict=True)),
             max_committed=tuple(sequence.committed_len for sequence in scheduled),
-            gamma=speculation.gamma,
-            verify_budget=speculation.verify_budget,
-            feed_drafter=speculation.feed_drafter,
-            report_margins=any(
-                sampling and sequence.uid in self._reporting
-                for sequence, sampling in zip(scheduled, samples, strict=True)
+            num_unfed=tuple(
+                sequence.plan_pass(known + drafts, feed_drafter=feed_drafter)
+                for sequence, known, drafts in zip(scheduled, num_known, num_drafts, strict=True)
             ),
+            verify_budget=verify_budget,
         )
-        self._released_slots.clear()
-        self.next_step_id += 1
-        return plan
+
+    def reports_margins(self, batch: BatchPlan) -> bool:
+        """Whether a sequence draws in this batch, the newest, whose request reports its rounds."""
+        drawing = (
+            self.ledger.find(slot, epoch)
+            for slot, epoch, samples in zip(batch.slots, batch.epochs, batch.samples, strict=True)
+            if samples
+        )
+        return any(sequence is not None and sequence.uid in self._reporting for sequence in drawing)
 
     def release(self, uid: int) -> None:
         """Lets go of a running sequence. Its slot and pages are free at once: whoever gets them enters with a plan
@@ -127,17 +131,6 @@ class Scheduler:
         del self._running[uid]
         self._reporting.discard(uid)
         self._released_slots.append(self.ledger.close(uid).slot)
-
-    def _admit(self) -> list[NewSequence]:
-        admitted = []
-        while (head := self.queue.head) is not None and self.ledger.can_open(self._reservation(head)):
-            request = self.queue.remove(head.uid)
-            sequence = self.ledger.open(request.uid, request.prompt, self._reservation(request))
-            self._running[request.uid] = sequence
-            if request.report_rounds:
-                self._reporting.add(request.uid)
-            admitted.append(_new_sequence(request, sequence))
-        return admitted
 
     def _reservation(self, request: Request) -> int:
         return num_reserved_tokens(len(request.prompt) + request.stopping.max_tokens, self._gamma_max)

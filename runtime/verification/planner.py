@@ -6,6 +6,7 @@ waiting drafts or their confidences: those only rank entries, and only in the wo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -15,35 +16,35 @@ from workers.plan import VERIFY_EVERYTHING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What runs and waits when a step is planned: sequences in decode, sequences in prefill, requests in the queue."""
+    """What runs on one data-parallel rank when a step is planned: sequences in decode, sequences in prefill."""
 
     num_decoding: int
     num_prefilling: int
-    num_waiting: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """One step's share of StepPlan: drafts to draw, draft rows to verify, whether the drafter runs."""
+    """One step's share of StepPlan: drafts to draw and whether the drafter runs, one answer for all ranks, since they
+    join each other's passes; and draft rows to verify, a number for each batch."""
 
     gamma: int
-    verify_budget: int
     feed_drafter: bool
+    verify_budgets: tuple[int, ...]
 
 
-NO_SPECULATION = Speculation(gamma=0, verify_budget=VERIFY_EVERYTHING, feed_drafter=False)
-"""Nothing new is drafted. Drafts that wait from before a change of policy are still verified."""
+def plan_speculation(policy: Policy, loads: Sequence[Load], *, num_waiting: int) -> Speculation:
+    """Decides γ, the verify budgets K and whether the drafter is fed.
 
+    loads: one per data-parallel rank. num_waiting: requests in the queue.
 
-def plan_speculation(policy: Policy, load: Load) -> Speculation:
-    """Decides γ, the verify budget K and whether the drafter is fed.
-
-    The fixed policy asks for the same γ under any load.
+    The fixed policy asks for the same γ under any load. Without speculation nothing new is drafted; drafts that wait
+    from before a change of policy are still verified.
     """
     match policy:
         case Off() | Fixed(gamma=0):
-            return NO_SPECULATION
+            gamma, feed_drafter = 0, False
         case Fixed(gamma=gamma):
-            return Speculation(gamma=gamma, verify_budget=VERIFY_EVERYTHING, feed_drafter=True)
+            feed_drafter = True
         case _:
             assert_never(policy)
+    return Speculation(gamma=gamma, feed_drafter=feed_drafter, verify_budgets=tuple(VERIFY_EVERYTHING for _ in loads))

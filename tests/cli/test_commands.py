@@ -17,7 +17,7 @@ from configs.schema import ServeSettings
 from runtime.cli import console
 from runtime.cli.main import app
 from runtime.cli.options import checked_address
-from runtime.cli.serve import FLAG_KEYS
+from runtime.cli.serve import FLAG_KEYS, settings_from_flags
 from runtime.front.errors import InternalError, InvalidRequest, Unavailable
 from workers.plan import LoadError
 
@@ -87,6 +87,30 @@ def test_a_step_too_short_for_a_verify_pass_is_refused_before_anything_is_loaded
     assert result.stderr.startswith("error: command line: scheduler.max_step_tokens: 8 rows do not hold ")
     assert "raise it to 10 " in result.stderr
     assert load_settings(None, {"scheduler.max_step_tokens": 10}).scheduler.max_step_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--tp", "0"), "command line: parallel.tp: "),
+        (
+            ("--tp", "2", "--ep", "3"),
+            "command line: parallel: ep is 3; with dp 1 and tp 2 it is 1 (experts cut over tp) or 2",
+        ),
+        (("--dp", "2", "--tp", "2", "--ep", "2"), "ep is 2; with dp 2 and tp 2 it is 1 (experts cut over tp) or 4"),
+        (("--set", "parallel.pp=2"), "pp is 2: pipeline parallelism is not served"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_with_the_reason(outrider, arguments, words):
+    result = outrider("serve", *arguments)
+    assert result.exit_code == console.EXIT_USAGE
+    assert words in result.stderr
+    assert result.stderr.count("error: ") == 1
+
+
+def test_the_flags_of_the_layout_reach_the_settings():
+    settings = settings_from_flags(None, ["parallel.dp=4"], {"tp": 2, "dp": 3, "ep": 6})
+    assert (settings.parallel.tp, settings.parallel.dp, settings.parallel.ep) == (2, 3, 6)
 
 
 def test_a_missing_checkpoint_is_named(outrider):

@@ -304,3 +304,27 @@ def test_the_readme_client_runs_as_written(server, tokenizer, tmp_path):
     text, _, counts = ran.stdout.rstrip("\n").rpartition("\n")
     assert text == tokenizer.decode([truth(position) for position in range(96)])
     assert re.fullmatch(r"\d+ of \d+ drafts accepted in \d+ passes", counts)
+
+
+@pytest.mark.parametrize("layout", [("--tp", "2"), ("--dp", "2", "--ep", "2")], ids=["tp2", "dp2 ep2"])
+def test_two_ranks_are_started_shown_by_number_and_serve(tmp_path, tokenizer, layout):
+    process = start("serve", "--launcher", "process", "--port", "0", *layout, cwd=tmp_path)
+    try:
+        printed, address = printed_until_ready(process)
+        assert address, process.stderr.read() if process.stderr else ""
+        ranks = dict(re.findall(r"rank (\d) +(127\.0\.0\.1:\d+ \(.*?process \d+\))", printed))
+        assert sorted(ranks) == ["0", "1"]
+        assert "2 ranks" in printed
+        assert "parameters, by rank" in printed
+        assert printed.count("memory accounting") == 1
+        for _ in range(3):
+            result = CliRunner().invoke(app, ["generate", "x", "--max-tokens", "12", "--address", address])
+            assert result.stdout == tokenizer.decode([truth(position) for position in range(12)]) + "\n"
+        process.terminate()
+        ended = finish(process)
+    finally:
+        process.kill()
+        process.communicate()
+    assert ended.code == 0
+    assert {f"rank {rank}: launch" for rank in (0, 1)} < set(ended.err.splitlines())
+    assert not any(str(tmp_path) in folder for folder in command_lines("workers.main"))

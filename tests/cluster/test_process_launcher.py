@@ -1,9 +1,8 @@
-"""A rank as a child process: started, watched, killed, replaced, never left behind. The supervisor is the real one."""
+"""A rank as a child process: its environment, its log, its ports, and that it never outlives the runtime."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import select
 import signal
@@ -13,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from fakes import echo_worker
-from fakes.supervised import begun, is_gone
+from fakes.supervised import ranks
 
 import runtime
-from configs.schema import ClusterSettings, ModelSettings, ServeSettings
-from runtime.cluster.launcher import LOGS_KEPT, log_path, worker_environment
-from runtime.cluster.process_launcher import ProcessLauncher
-from runtime.cluster.supervisor import WorkerSupervisor
-from workers.plan import LoadError, StepTimeout, WorkerLost
+from configs.schema import ClusterSettings
+from runtime.cluster.launcher import LOGS_KEPT, RankDied, log_path, worker_environment
+from runtime.cluster.process_launcher import ProcessLauncher, gpu_environment
+from workers.plan import LoadError
 
 TESTS = Path(__file__).parents[1]
 CHECKOUT = Path(runtime.__file__).parents[1]
@@ -31,106 +29,24 @@ def _fakes_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
 
 
-def serve_settings(state_dir: Path, load: str = "well", **cluster: object) -> ServeSettings:
-    return ServeSettings(
-        model=ModelSettings.model_validate({"path": load, "numerics": "reference"}),
-        cluster=ClusterSettings.model_validate({"launcher": "process", "worker_threads": 3, **cluster}),
-        state_dir=state_dir,
-    )
-
-
-def supervisor_of(settings: ServeSettings) -> WorkerSupervisor:
-    launcher = ProcessLauncher(settings.cluster, settings.state_dir, factory=echo_worker.FACTORY)
-    return WorkerSupervisor(settings, launcher)
-
-
-def ranks() -> set[int]:
-    """Child processes of ours that are ranks; tests that ran before may have left some in use."""
-    found = set()
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            with contextlib.suppress(OSError):
-                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == os.getpid() and b"workers.main" in (process / "cmdline").read_bytes():
-                    found.add(int(process.name))
-    return found
-
-
-def test_a_worker_serves_in_a_process_of_its_own_and_leaves_with_the_supervisor(tmp_path: Path) -> None:
-    async def run() -> int:
-        async with begun(supervisor_of(serve_settings(tmp_path))) as (_, worker):
-            pid = echo_worker.pid_of(worker.description)
-            assert pid != os.getpid()
-            assert worker.epoch == 1
-            assert not worker.lost.done()
-            result = await worker.link.execute(echo_worker.plan(1, 1))
-            threads = 3
-            assert result.emitted == ((2, 1, 1, threads), (5, 9, 1, threads))
-            assert dict(worker.description.accounting)["MKL_CBWR"] == "COMPATIBLE"
-        return pid
-
-    assert is_gone(asyncio.run(run()))
-
-
-def test_killed_in_the_middle_of_a_step_it_is_lost_at_once_and_replaced(tmp_path: Path) -> None:
+def test_a_process_says_where_it_serves_and_where_its_store_is(tmp_path: Path) -> None:
     async def run() -> None:
-        async with begun(supervisor_of(serve_settings(tmp_path))) as (supervisor, worker):
-            await worker.link.execute(echo_worker.plan(1, worker.epoch))
-            with pytest.raises(WorkerLost):
-                await asyncio.wait_for(worker.link.execute(echo_worker.plan(2, worker.epoch, echo_worker.UID_DIES)), 2)
-            assert "was killed by SIGKILL" in await asyncio.wait_for(worker.lost, 2)
-            second = await supervisor.restart("killed")
-            assert second.epoch == 2
-            assert echo_worker.pid_of(second.description) != echo_worker.pid_of(worker.description)
-            assert (await second.link.execute(echo_worker.plan(1, 2))).epoch == 2
-            assert not second.lost.done()
-
-    asyncio.run(run())
-
-
-def test_stopped_in_the_middle_of_a_step_it_times_out_and_is_replaced(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with begun(supervisor_of(serve_settings(tmp_path, step_timeout_s=0.5))) as (supervisor, worker):
-            with pytest.raises(StepTimeout, match=r"after 0\.5 s"):
-                await asyncio.wait_for(worker.link.execute(echo_worker.plan(1, 1, echo_worker.UID_STOPS)), 3)
-            second = await supervisor.restart("hung")
-            assert is_gone(echo_worker.pid_of(worker.description))
-            await second.link.execute(echo_worker.plan(1, 2))
-
-    asyncio.run(run())
-
-
-def test_a_worker_that_dies_while_idle_is_noticed(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with begun(supervisor_of(serve_settings(tmp_path))) as (_, worker):
-            pid = echo_worker.pid_of(worker.description)
-            os.kill(pid, signal.SIGKILL)
-            assert await asyncio.wait_for(worker.lost, 2) == f"process {pid} was killed by SIGKILL"
-            with pytest.raises(WorkerLost):
-                await worker.link.execute(echo_worker.plan(1, 1))
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("load", "error", "text"),
-    [
-        ("badly", LoadError, "loading failed at stage 'weights': " + echo_worker.LOAD_ERROR),
-        ("crash", WorkerLost, "the worker failed at stage 'import': RuntimeError: the library threw"),
-        ("death", WorkerLost, "was killed by SIGKILL; its log ends:\nlast words of the worker"),
-        ("hang", WorkerLost, "the worker's start took more than 2 s, at stage 'weights'"),
-    ],
-)
-def test_a_failed_start_names_stage_and_reason_and_leaves_nothing(
-    tmp_path: Path, load: str, error: type[Exception], text: str
-) -> None:
-    async def run() -> None:
-        timeout_s = 2 if load == "hang" else 60
-        supervisor = supervisor_of(serve_settings(tmp_path, load, start_timeout_s=timeout_s))
-        with pytest.raises(error) as caught:
-            await supervisor.start(lambda *_: None)
-        assert text in str(caught.value)
-        await supervisor.stop()
+        launcher = ProcessLauncher(ClusterSettings(), tmp_path, factory=echo_worker.FACTORY)
+        alone, first = await asyncio.gather(
+            launcher.launch(echo_worker.settings(), 1), launcher.launch(echo_worker.settings(size=2), 1)
+        )
+        assert alone.store is None
+        assert first.store is not None
+        assert first.host == "127.0.0.1"
+        listening = [address.rpartition(":")[2] for address in (alone.address, first.address, first.store.address)]
+        assert len(set(listening)) == 3
+        for port in listening:
+            _, writer = await asyncio.open_connection("127.0.0.1", int(port))
+            writer.close()
+        await asyncio.gather(alone.kill(), first.kill())
+        for port in listening:
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", int(port))
 
     before = ranks()
     asyncio.run(run())
@@ -139,44 +55,23 @@ def test_a_failed_start_names_stage_and_reason_and_leaves_nothing(
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     async def run() -> None:
-        async with begun(supervisor_of(serve_settings(tmp_path / "first"))) as (_, worker):
-            port = int(worker.link.address.rpartition(":")[2])
-            taken = serve_settings(tmp_path / "second", worker_port_min=port, worker_port_max=port)
-            with pytest.raises(WorkerLost, match=f"exited with status 1 before it served(.|\n)*port {port}: taken"):
-                await supervisor_of(taken).start(lambda *_: None)
+        first = await ProcessLauncher(ClusterSettings(), tmp_path).launch(echo_worker.settings(), 1)
+        port = int(first.address.rpartition(":")[2])
+        taken = ClusterSettings(worker_port_min=port, worker_port_max=port)
+        with pytest.raises(RankDied, match=f"exited with status 1 before it served(.|\n)*port {port}: taken"):
+            await ProcessLauncher(taken, tmp_path).launch(echo_worker.settings(), 1)
+        await first.kill()
 
     asyncio.run(run())
 
 
-def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
-    async def run() -> None:
-        supervisor = supervisor_of(serve_settings(tmp_path, "hang"))
-        hanging = asyncio.Event()
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage == "weights":
-                hanging.set()
-
-        start = asyncio.create_task(supervisor.start(progress))
-        await hanging.wait()
-        assert len(ranks() - before) == 1
-        start.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await start
-        assert ranks() == before
-        await supervisor.stop()
-
-    before = ranks()
-    asyncio.run(run())
-
-
-def test_no_worker_outlives_a_runtime_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_no_worker_outlives_a_runtime_that_is_killed(tmp_path: Path, is_stopped: bool) -> None:
     program = f"""
 import asyncio
 from pathlib import Path
 from configs.schema import ClusterSettings
 from fakes import echo_worker
-from fakes.supervised import begun, is_gone
 from runtime.cluster.process_launcher import ProcessLauncher
 
 async def main():
@@ -193,6 +88,8 @@ asyncio.run(main())
     ) as parent:
         assert parent.stdout is not None
         worker = os.pidfd_open(int(parent.stdout.readline()))
+        if is_stopped:
+            signal.pidfd_send_signal(worker, signal.SIGSTOP)
         parent.kill()
         ended, _, _ = select.select([worker], [], [], 5)
     os.close(worker)
@@ -205,10 +102,13 @@ def test_each_rank_has_a_log_of_its_own_and_the_oldest_go(tmp_path: Path) -> Non
         written.append(log_path(tmp_path, echo_worker.settings(), epoch))
         written[-1].write_text("words")
     assert len(set(written)) == len(written)
+    other = log_path(tmp_path, echo_worker.settings(rank=1), 1)
+    other.write_text("of another rank, which has its own to keep")
     # Another server in the same folder counts its epochs from 1 too.
     latest = log_path(tmp_path, echo_worker.settings(), 1)
     assert latest not in written
-    assert sorted(latest.parent.iterdir()) == written[-LOGS_KEPT:]
+    assert sorted(latest.parent.iterdir()) == [*written[-LOGS_KEPT:], other]
+    assert "-rank1-epoch1" in other.name
 
 
 def test_the_environment_of_a_rank() -> None:
@@ -220,3 +120,29 @@ def test_the_environment_of_a_rank() -> None:
     assert reference["MKL_CBWR"] == "AVX2"
     assert reference["PYTHONPATH"].endswith(f"{os.pathsep}/x")
     assert str(CHECKOUT) in reference["PYTHONPATH"].split(os.pathsep)
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "device", "inherited", "num_gpus", "given"),
+    [
+        (0, 1, "auto", {}, 8, None),
+        (1, 2, "cpu", {}, 8, None),
+        (1, 2, "auto", {}, 0, None),
+        (1, 2, "auto", {"CUDA_VISIBLE_DEVICES": ""}, 8, None),
+        (1, 2, "auto", {}, 8, "1"),
+        (1, 2, "cuda", {"CUDA_VISIBLE_DEVICES": "5,7"}, 8, "7"),
+    ],
+)
+def test_a_rank_of_several_sees_a_gpu_of_its_own(
+    rank: int, size: int, device: str, inherited: dict[str, str], num_gpus: int, given: str | None
+) -> None:
+    settings = echo_worker.settings(rank=rank, size=size, device=device)
+    assert gpu_environment(settings, inherited, num_gpus).get("CUDA_VISIBLE_DEVICES") == given
+
+
+def test_too_few_gpus_are_an_error_and_not_a_mixture() -> None:
+    settings = echo_worker.settings(size=2, device="auto")
+    with pytest.raises(
+        LoadError, match=r"2 ranks need a GPU each, and this process may use 1; lower parallel\.tp or dp"
+    ):
+        gpu_environment(settings, {}, 1)

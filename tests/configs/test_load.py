@@ -77,7 +77,9 @@ def test_key_in_the_wrong_block_is_pointed_to_its_own(yaml_file):
 
 
 def test_unknown_key_without_a_near_match_lists_the_block(yaml_file):
-    with pytest.raises(SettingsError, match=r"xyzzy: unknown key; the top level has model, cache, .*, state_dir"):
+    with pytest.raises(
+        SettingsError, match=r"xyzzy: unknown key; the top level has model, parallel, cache, .*, state_dir"
+    ):
         load_settings(yaml_file("xyzzy: 1\n"), {})
 
 
@@ -103,6 +105,52 @@ def test_unknown_key_without_a_near_match_lists_the_block(yaml_file):
 def test_a_bad_value_names_place_key_and_remedy(yaml_file, text, message):
     with pytest.raises(SettingsError, match=message):
         load_settings(yaml_file(text), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "assignments", "expected"),
+    [
+        ("", [], (1, 1, 1)),
+        ("parallel: {tp: 2}", [], (1, 2, 1)),
+        ("parallel: {tp: 2, ep: 2}", [], (1, 2, 2)),
+        ("parallel: {dp: 2, ep: 2}", [], (2, 1, 2)),
+        ("parallel: {dp: 2}", ["parallel.tp=2", "parallel.ep=4"], (2, 2, 4)),
+        ("parallel: {tp: 2, ep: 2}", ["parallel.ep=1"], (1, 2, 1)),
+        ("parallel: {tp: 2, pp: 1}", ["parallel.pp=1"], (1, 2, 1)),
+    ],
+)
+def test_layouts_come_from_files_and_assignments(yaml_file, text, assignments, expected):
+    parallel = load_settings(yaml_file(text), dict(map(parse_assignment, assignments))).parallel
+    assert (parallel.dp, parallel.tp, parallel.ep) == expected
+    assert parallel.pp == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "assignments", "message"),
+    [
+        (
+            "parallel: {pp: 2}",
+            [],
+            r"mine\.yaml: parallel: pp is 2: pipeline parallelism is not served; use tp, dp and ep, and set pp to 1$",
+        ),
+        ("", ["parallel.pp=4"], r"parallel: pp is 4: pipeline parallelism is not served"),
+        (
+            "parallel: {tp: 2, dp: 2, ep: 2}",
+            [],
+            r"parallel: ep is 2; with dp 2 and tp 2 it is 1 \(experts cut over tp\) or 4 \(whole experts over",
+        ),
+        ("parallel: {tp: 2, ep: 2}", ["parallel.tp=4"], r"parallel: ep is 2; with dp 1 and tp 4 it is 1 .* or 4 "),
+        ("parallel: {tp: 0}", [], r"parallel\.tp: .*greater than or equal to 1, not 0 \(Tensor-parallel ranks"),
+        ("parallel: {dp: 1025}", [], r"parallel\.dp: .*less than or equal to 1024, not 1025"),
+        ("parallel: {tp: two}", [], r"parallel\.tp: .*not 'two'"),
+        ("parallel: {sp: 2}", [], r"parallel\.sp: unknown key; "),
+        ("tp: 2", [], r"tp: unknown key; did you mean parallel\.tp\?"),
+        ("cluster: {collectives: mpi}", [], r"cluster\.collectives: .*'auto', 'gloo' or 'nccl', not 'mpi'"),
+    ],
+)
+def test_what_is_no_layout_is_refused_by_its_key(yaml_file, text, assignments, message):
+    with pytest.raises(SettingsError, match=message):
+        load_settings(yaml_file(text), dict(map(parse_assignment, assignments)))
 
 
 def test_every_problem_is_reported_at_once(yaml_file):

@@ -10,7 +10,8 @@ import threading
 from dataclasses import dataclass, field
 
 from configs.schema import WorkerSettings
-from workers.plan import LoadError, Progress, StepPlan, StepResult, WorkerDescription
+from parallel.mesh import Mesh
+from workers.plan import BatchPlan, BatchResult, LoadError, Progress, RankReport, StepPlan, WorkerDescription
 
 FACTORY = "fakes.counting_worker:load"
 TEXT_TOKENS = tuple(range(300, 340))
@@ -45,7 +46,7 @@ def load(settings: WorkerSettings, progress: Progress) -> CountingWorker:
 
 
 class CountingWorker:
-    """Keeps a count and the waiting drafts per slot."""
+    """Keeps a count and the waiting drafts per slot of its data-parallel rank."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.description = WorkerDescription(
@@ -66,33 +67,43 @@ class CountingWorker:
             num_slots=8,
             accounting=(("KV per token", "64 B"), ("sequences that fit", "8")),
             load_s=0.5,
+            rank=settings.seat.rank,
+            num_ranks=settings.parallel.dp * settings.parallel.tp,
         )
+        parallel, rank = settings.parallel, settings.seat.rank
+        mesh = Mesh(dp=parallel.dp, tp=parallel.tp, ep=parallel.ep)
+        self._dp_rank, self._leads = mesh.dp_rank(rank), mesh.leads(rank)
         self._sticks = settings.model.served_name == "stick"
         self._sequences: dict[int, _Sequence] = {}
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        for slot in plan.released_slots:
+    def execute(self, plan: StepPlan) -> RankReport:
+        batch = plan.batches[self._dp_rank]
+        for slot in batch.released_slots:
             self._sequences.pop(slot, None)
-        for new in plan.admitted:
+        for new in batch.admitted:
             self._sequences[new.slot] = _Sequence(new.max_tokens)
-        if self._sticks and any(self._sequences[slot].num_emitted for slot in plan.slots):
+        if self._sticks and any(self._sequences[slot].num_emitted for slot in batch.slots):
             threading.Event().wait()
-        rows = [self._advance(plan, row) for row in range(len(plan.slots))]
-        return StepResult(
-            step_id=plan.step_id,
-            epoch=plan.epoch,
+        rows = [self._advance(plan, batch, row) for row in range(len(batch.slots))]
+        result = BatchResult(
             emitted=tuple(emitted for emitted, _, _ in rows),
             drafted=tuple(drafted for _, drafted, _ in rows),
-            num_admitted=plan.num_drafts,
+            num_admitted=batch.num_drafts,
             num_accepted=tuple(accepted for _, _, accepted in rows),
             margins=tuple((1.0,) * len(emitted) for emitted, _, _ in rows) if plan.report_margins else (),
         )
+        return RankReport(
+            step_id=plan.step_id,
+            epoch=plan.epoch,
+            batch=result if self._leads else None,
+            digests=tuple(hash(tokens) % 2**32 for tokens in result.emitted),
+        )
 
-    def _advance(self, plan: StepPlan, row: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        sequence = self._sequences[plan.slots[row]]
-        if not plan.samples[row]:
+    def _advance(self, plan: StepPlan, batch: BatchPlan, row: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        sequence = self._sequences[batch.slots[row]]
+        if not batch.samples[row]:
             return (), (), 0
-        drafted = tuple(sequence.waiting[: plan.num_drafts[row]])
+        drafted = tuple(sequence.waiting[: batch.num_drafts[row]])
         start, accepted = sequence.num_emitted, 0
         while accepted < len(drafted) and drafted[accepted] == truth(start + accepted):
             accepted += 1

@@ -1,7 +1,7 @@
-"""A rank without a model: emits numbers that follow from the plan, and misbehaves on request. Knows no torch.
+"""Ranks without a model: they emit numbers that follow from the plan, and misbehave on request. Knows no torch.
 
-The model path of its settings says how loading goes, the uid of an admitted sequence what the step does:
-see `load` and the uid constants.
+The model path of their settings says how loading goes, the uid of an admitted sequence what the step does: see `load`
+and the uid constants. All ranks of a group meet in every step, as in a collective.
 """
 
 from __future__ import annotations
@@ -9,15 +9,29 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import replace
 
-from configs.schema import CacheSettings, ModelSettings, SpeculationSettings, WorkerSettings
+from fakes.barrier import Barrier, NoBarrier
+
+from configs.schema import (
+    CacheSettings,
+    GroupSeat,
+    ModelSettings,
+    ParallelSettings,
+    SpeculationSettings,
+    WorkerSettings,
+)
+from parallel.mesh import Mesh
 from workers.plan import (
+    BatchPlan,
+    BatchResult,
+    CollectiveCount,
     LoadError,
     NewSequence,
     Progress,
+    RankReport,
     StalePlan,
     StepPlan,
-    StepResult,
     StepTimings,
     WorkerDescription,
 )
@@ -26,10 +40,15 @@ FACTORY = "fakes.echo_worker:load"
 
 UID_RAISES = 901
 UID_DIES = 902
-UID_STOPS = 906
 UID_WAITS = 903
 UID_ANSWERS_ANOTHER_STEP = 904
 UID_LOSES_A_COLUMN = 905
+UID_STOPS = 906
+UID_COMMITS_OTHERWISE = 907
+UID_JOINS_ONCE_MORE = 908
+UID_TELLS_NOTHING = 909
+
+_RANK_UNIT = 1000
 
 WAITING, GATE = threading.Event(), threading.Event()
 """A step of UID_WAITS sets the first and goes on when the second is set."""
@@ -37,18 +56,36 @@ WAITING, GATE = threading.Event(), threading.Event()
 LOAD_ERROR = "model.layers.3.mlp.gate.weight: shape [4, 8], expected [8, 4]\nsecond line: ü " + "x" * 100_000
 
 
-def settings(load: str = "well", *, numerics: str = "default", threads: int = 1) -> WorkerSettings:
-    model = ModelSettings.model_validate({"path": load, "numerics": numerics})
+def at_rank(uid: int, rank: int) -> int:
+    """A uid that makes one rank of a group misbehave; the plain ones are for rank 0."""
+    return uid + _RANK_UNIT * rank
+
+
+def settings(
+    load: str = "well",
+    *,
+    numerics: str = "default",
+    threads: int = 1,
+    device: str = "cpu",
+    rank: int = 0,
+    size: int | None = None,
+) -> WorkerSettings:
+    """Of one rank of a tensor-parallel group, by default the last one's."""
+    model = ModelSettings.model_validate({"path": load, "numerics": numerics, "device": device})
     return WorkerSettings(
-        model=model, cache=CacheSettings(), speculation=SpeculationSettings(), max_step_tokens=64, threads=threads
+        model=model,
+        cache=CacheSettings(),
+        speculation=SpeculationSettings(),
+        parallel=ParallelSettings(tp=size or rank + 1),
+        seat=GroupSeat(rank=rank),
+        max_step_tokens=64,
+        threads=threads,
     )
 
 
-def plan(step_id: int, epoch: int, uid: int | None = None) -> StepPlan:
-    """A step of two sequences; `uid` admits one that makes the step misbehave."""
-    return StepPlan(
-        step_id=step_id,
-        epoch=epoch,
+def plan(step_id: int, epoch: int, uid: int | None = None, *, dp: int = 1) -> StepPlan:
+    """A step of two sequences in the first batch and none in others; `uid` admits one that makes a rank misbehave."""
+    first = BatchPlan(
         admitted=() if uid is None else (_newcomer(uid),),
         slots=(2, 5),
         epochs=(1, 9),
@@ -56,18 +93,23 @@ def plan(step_id: int, epoch: int, uid: int | None = None) -> StepPlan:
         num_drafts=(3, 0),
         samples=(True, True),
         max_committed=(8, 8),
+        num_unfed=(0, 0),
     )
+    return StepPlan(step_id=step_id, epoch=epoch, batches=(first, *[BatchPlan()] * (dp - 1)))
 
 
 def pid_of(description: WorkerDescription) -> int:
-    """The worker's process by its own account."""
+    """The rank's process by its own account."""
     return int(dict(description.accounting)["process"])
 
 
 def load(settings: WorkerSettings, progress: Progress) -> EchoWorker:
     """Loads in three stages. Path `badly` raises LoadError in the second, `crash` an exception of no known kind,
-    `death` kills the process, `hang` never returns."""
-    match str(settings.model.path):
+    `death` kills the process, `hang` never returns; `few` has fewer slots and pages, `other` another vocabulary.
+    `badly@1` does so at rank 1 alone. All ranks meet before the last stage."""
+    what, _, where = str(settings.model.path).partition("@")
+    manner = what if int(where or 0) == settings.seat.rank else "well"
+    match manner:
         case "badly":
             progress("weights", 1, 2)
             raise LoadError(LOAD_ERROR)
@@ -80,9 +122,16 @@ def load(settings: WorkerSettings, progress: Progress) -> EchoWorker:
         case "hang":
             progress("weights", 1, 2)
             threading.Event().wait()
-    for stage in ("config", "weights", "pools"):
-        progress(stage, 2, 2)
-    return EchoWorker()
+    progress("config", 2, 2)
+    progress("weights", 2, 2)
+    barrier = Barrier(settings)
+    progress("pools", 2, 2)
+    worker = EchoWorker(settings, barrier)
+    if manner == "few":
+        worker.description = replace(worker.description, num_slots=3, num_pages=(9, 2))
+    if manner == "other":
+        worker.description = replace(worker.description, vocab_size=31)
+    return worker
 
 
 class EchoWorker:
@@ -108,15 +157,49 @@ class EchoWorker:
         load_s=0.25,
     )
 
-    def __init__(self) -> None:
+    def __init__(self, settings: WorkerSettings, barrier: Barrier | NoBarrier) -> None:
+        parallel = settings.parallel
+        self._mesh = Mesh(dp=parallel.dp, tp=parallel.tp, ep=parallel.ep)
+        self._rank = settings.seat.rank
+        self._barrier = barrier
         self._last_step = 0
         self._threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+        self.description = replace(self.description, rank=self._rank, num_ranks=self._mesh.size)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan) -> RankReport:
         if plan.step_id <= self._last_step:
             raise StalePlan(f"step {plan.step_id} after step {self._last_step}")
-        self._last_step = plan.step_id
-        uids = {sequence.uid for sequence in plan.admitted}
+        self._last_step = t = plan.step_id
+        asked = {sequence.uid for batch in plan.batches for sequence in batch.admitted}
+        mine = {uid % _RANK_UNIT for uid in asked if uid // _RANK_UNIT == self._rank}
+        self._act(mine)
+        self._barrier.join()
+        batch = plan.batches[self._mesh.dp_rank(self._rank)]
+        emitted = tuple((slot, epoch, t, self._threads) for slot, epoch in zip(batch.slots, batch.epochs, strict=True))
+        result = BatchResult(
+            emitted=emitted[1:] if UID_LOSES_A_COLUMN in mine else emitted,
+            drafted=tuple(tuple(range(t, t + n)) for n in batch.num_drafts),
+            num_admitted=batch.num_drafts,
+            num_accepted=batch.num_drafts,
+        )
+        digests = [hash(tokens) % 2**32 for tokens in emitted]
+        if UID_COMMITS_OTHERWISE in mine:
+            digests[1] ^= 1
+        return RankReport(
+            step_id=t + 1 if UID_ANSWERS_ANOTHER_STEP in mine else t,
+            epoch=plan.epoch,
+            batch=result if self._mesh.leads(self._rank) else None,
+            digests=() if UID_TELLS_NOTHING in mine else tuple(digests),
+            collectives=(
+                CollectiveCount(group=f"tp.{self._mesh.dp_rank(self._rank)}", count=4, digest=t),
+                CollectiveCount(group="world", count=2 if UID_JOINS_ONCE_MORE in mine else 1, digest=7),
+            ),
+            timings=StepTimings(
+                total_s=1.5 + self._rank, target_s=0.5, verify_s=0.25, commit_s=0.125, draft_s=0.0625, expert_rows=12
+            ),
+        )
+
+    def _act(self, uids: set[int]) -> None:
         if UID_RAISES in uids:
             raise ArithmeticError("the matrix said no")
         if UID_DIES in uids:
@@ -126,17 +209,6 @@ class EchoWorker:
         if uids & {UID_WAITS, UID_STOPS}:
             WAITING.set()
             GATE.wait()
-        t = plan.step_id
-        emitted = tuple((slot, epoch, t, self._threads) for slot, epoch in zip(plan.slots, plan.epochs, strict=True))
-        return StepResult(
-            step_id=t + 1 if UID_ANSWERS_ANOTHER_STEP in uids else t,
-            epoch=plan.epoch,
-            emitted=emitted[1:] if UID_LOSES_A_COLUMN in uids else emitted,
-            drafted=tuple(tuple(range(t, t + n)) for n in plan.num_drafts),
-            num_admitted=plan.num_drafts,
-            num_accepted=plan.num_drafts,
-            timings=StepTimings(total_s=1.5, target_s=0.5, verify_s=0.25, commit_s=0.125, draft_s=0.0625),
-        )
 
     def check_integrity(self) -> list[str]:
         return [f"{self._last_step} steps"]

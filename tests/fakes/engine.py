@@ -1,6 +1,6 @@
 """An engine that says what a script tells it, a step at a time. Identity, limits, counts and policy are the real ones.
 
-Only the scheduler and the worker are left out: `tests/front/test_engine_link.py` holds it to the real engine's conduct.
+Only the schedulers and the ranks are left out: `tests/front/test_engine_link.py` holds it to the real engine's conduct.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from parallel.mesh import ONE_RANK, Mesh
 from runtime.events import ErrorEvent, EventSink, TokenEvent
 from runtime.front.errors import OutriderError, Unavailable
 from runtime.intake import Intake
@@ -62,8 +63,10 @@ class FakeEngine:
         run_length: int = 3,
         max_waiting: int = 1024,
         description: WorkerDescription = DESCRIPTION,
+        mesh: Mesh = ONE_RANK,
     ) -> None:
         self.description = description
+        self.mesh = mesh
         self.is_serving = True
         self.submitted: list[Request] = []
         self.aborted: list[int] = []

@@ -1,4 +1,4 @@
-"""A started engine between a fake worker and a recording sink, and the balance of its books at the end."""
+"""A started engine between fake ranks and a recording sink, and the balance of its books at the end."""
 
 from __future__ import annotations
 
@@ -32,15 +32,21 @@ async def no_pause(seconds: float) -> None:
 
 
 class House:
-    """An engine between a fake worker and a recording sink.
+    """An engine between fake ranks and a recording sink.
 
-    pause_error: what the pause between attempts to restart raises, if anything.
+    pauses_s: the pauses between attempts to restart, which take no time. pause_error: what they raise, if anything.
+    hold_pauses: they wait until `release_pauses` is set.
+    now_s: the engine's clock.
     """
 
     def __init__(self, source: FakeSource, settings: ServeSettings) -> None:
         self.source = source
         self.sink = RecordingSink()
-        self.engine = Engine(settings, source, self.sink, pause=self._pause)
+        self.now_s = 0.0
+        self.engine = Engine(settings, source, self.sink, pause=self._pause, clock=lambda: self.now_s)
+        self.pauses_s: list[float] = []
+        self.hold_pauses = False
+        self.release_pauses = asyncio.Event()
         self.pause_error: Exception | None = None
         self.states: list[bool] = []
         self.engine.add_state_listener(self.states.append)
@@ -50,21 +56,26 @@ class House:
         return sum(use.used for use in self.engine.statistics().pages)
 
     async def _pause(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
         await no_pause(seconds)
+        if self.hold_pauses:
+            await self.release_pauses.wait()
         if self.pause_error is not None:
             raise self.pause_error
 
     async def step(self) -> None:
         """Lets the step in flight answer."""
         await settle_down()
-        self.source.worker.let_go()
+        self.source.group.let_go()
         await settle_down()
 
 
 @asynccontextmanager
-async def house(*, gated: bool = False, settings: ServeSettings = SETTINGS, **changes: object) -> AsyncIterator[House]:
+async def house(
+    *, dp: int = 1, gated: bool = False, settings: ServeSettings = SETTINGS, **changes: object
+) -> AsyncIterator[House]:
     """A started house; on leaving, the books balance and no plan broke the contract."""
-    built = House(FakeSource(describe(**changes), gated=gated), settings)
+    built = House(FakeSource(describe(**changes), dp=dp, gated=gated), settings)
     await built.engine.start()
     try:
         yield built

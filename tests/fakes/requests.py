@@ -18,12 +18,15 @@ def request(
     stop_token_ids: tuple[int, ...] = (),
     request_id: str | None = None,
     report_rounds: bool = False,
+    prompt_of: int | None = None,
 ) -> Request:
-    """A greedy request whose prompt, and so whose tokens, follow from its uid. Without `eos` it runs to max_tokens."""
+    """A greedy request whose prompt, and so whose tokens, follow from its uid, or from that of `prompt_of`. Without
+    `eos` it runs to max_tokens."""
+    source = uid if prompt_of is None else prompt_of
     return Request(
         uid=uid,
         request_id=request_id or f"request-{uid}",
-        prompt=tuple((7 * uid + 3 * i) % 60 + 1 for i in range(num_prompt)),
+        prompt=tuple((7 * source + 3 * i) % 60 + 1 for i in range(num_prompt)),
         sampling=SamplingParams(temperature=0.0, seed=uid),
         stopping=StopParams(
             max_tokens=max_tokens,

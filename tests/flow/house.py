@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from configs.load import demo_checkpoint, load_settings
+from configs.schema import ServeSettings
 from outrider.v1 import inference_pb2, types_pb2
+from runtime.cluster.launcher import Launcher
+from runtime.cluster.supervisor import launcher_for
 from runtime.front.client import OutriderClient
 from runtime.serve import Deployment
 
@@ -48,15 +51,16 @@ class Reply:
 class House:
     """A running deployment. Blocking calls for tests; `client` work happens on the deployment's own loop."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], make_launcher: Callable[[ServeSettings], Launcher]) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="house", daemon=True)
         self._thread.start()
-        self.deployment = Deployment(load_settings(None, settings))
+        loaded = load_settings(None, settings)
+        self.deployment = Deployment(loaded, make_launcher(loaded))
         self.client: OutriderClient | None = None
 
     def start(self) -> None:
-        self.run(self.deployment.start(lambda stage, done, total: None), timeout_s=120)
+        self.run(self.deployment.start(lambda rank, stage, done, total: None), timeout_s=120)
         self.client = self.run(self._connect())
 
     def stop(self) -> None:
@@ -112,10 +116,10 @@ class House:
 
 
 @contextmanager
-def open_house(**settings: Any) -> Iterator[House]:
+def open_house(launcher: Callable[[ServeSettings], Launcher] = launcher_for, **settings: Any) -> Iterator[House]:
     """Dotted settings keys with `__` for the dot: `model__numerics="reference"`."""
     chosen = {"cluster.launcher": "process", "server.port": 0, "cache.max_running": 16, "cache.max_model_len": 512}
-    house = House(chosen | {key.replace("__", "."): value for key, value in settings.items()})
+    house = House(chosen | {key.replace("__", "."): value for key, value in settings.items()}, launcher)
     try:
         house.start()
         yield house

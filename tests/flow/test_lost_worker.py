@@ -1,4 +1,7 @@
-"""A rank that dies or hangs ends its streams with UNAVAILABLE within seconds; it is replaced without an operator."""
+"""A rank that dies or hangs ends its streams with UNAVAILABLE within seconds; its group is replaced by itself.
+
+Every layout, through Ray; faults at chosen moments of a step are in test_group_faults.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
+from fakes.supervised import is_gone
 from flow.house import House, open_house, request
 
 STEP_TIMEOUT_S = 3.0
@@ -17,11 +22,24 @@ BOUND_S = 10.0
 """From the fault to the status of every stream."""
 
 
-@pytest.fixture(scope="module", params=["process", pytest.param("ray", marks=pytest.mark.ray)])
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "process": {"cluster__launcher": "process"},
+    "ray": {},
+    "ray_tp2": {"parallel__tp": 2},
+    "ray_tp2_ep2": {"parallel__tp": 2, "parallel__ep": 2},
+    "ray_dp2_ep2": {"parallel__dp": 2, "parallel__ep": 2},
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.ray if name.startswith("ray") else ()) for name in LAYOUTS],
+)
 def faulty_house(request: pytest.FixtureRequest) -> Iterator[House]:
-    if request.param == "ray":
+    if request.param != "process":
         request.getfixturevalue("ray_cluster")
-    with open_house(cluster__launcher=request.param, cluster__step_timeout_s=STEP_TIMEOUT_S) as house:
+    settings = {"cluster__launcher": "ray", "cluster__step_timeout_s": STEP_TIMEOUT_S, **LAYOUTS[request.param]}
+    with open_house(**settings) as house:
         yield house
 
 
@@ -46,10 +64,7 @@ def test_streams_end_and_service_returns(faulty_house: House, fault: signal.Sign
         flags = [asyncio.Event() for _ in range(4)]
         streams = [asyncio.create_task(until_code(house, flag)) for flag in flags]
         await asyncio.gather(*(flag.wait() for flag in flags))
-        launched = house.deployment.supervisor.launched
-        assert launched is not None
-        assert launched.pid is not None
-        os.kill(launched.pid, fault)
+        os.kill(house.deployment.supervisor.launched[-1].pid, fault)
         begin = time.monotonic()
         codes = await asyncio.gather(*streams)
         return list(codes), time.monotonic() - begin
@@ -65,15 +80,14 @@ def test_streams_end_and_service_returns(faulty_house: House, fault: signal.Sign
 
 def test_an_idle_rank_that_dies_is_replaced(faulty_house: House) -> None:
     house = faulty_house
-    launched = house.deployment.supervisor.launched
-    assert launched is not None
-    assert launched.pid is not None
+    before = [launched.pid for launched in house.deployment.supervisor.launched]
     gone = asyncio.run_coroutine_threadsafe(_not_serving(house), house.loop)
-    os.kill(launched.pid, signal.SIGKILL)
+    os.kill(before[0], signal.SIGKILL)
     gone.result(BOUND_S)
     assert house.client is not None
     house.run(house.client.wait_ready("outrider.v1.InferenceService", 60))
     assert len(house.run(house.generate(request("x", 5, ignore_eos=True))).ids) == 5
+    assert all(map(is_gone, before))
 
 
 async def _not_serving(house: House) -> None:

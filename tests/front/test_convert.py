@@ -168,6 +168,22 @@ def test_prompt_ids_are_checked_against_the_vocabulary() -> None:
         convert.prompt_ids_of(inference_pb2.TokenIds(ids=[5, 100, 200]), MODEL)
 
 
+@pytest.mark.parametrize("name", ["math", ""])
+def test_lora_is_refused_by_name(name: str) -> None:
+    assert refusal(GenerateRequest(lora_adapter=name)) == ("lora_adapter: LoRA adapters are not served; leave it out")
+
+
+@pytest.mark.parametrize(
+    "image", [inference_pb2.Image(), inference_pb2.Image(url="http://x"), inference_pb2.Image(data=b"1")]
+)
+def test_images_are_refused_by_the_message_that_holds_them(image: inference_pb2.Image) -> None:
+    spoken = inference_pb2.ChatMessage(role="user", content="hi")
+    shown = inference_pb2.ChatMessage(role="user", content="what is this?", images=[image])
+    with pytest.raises(InvalidRequest) as caught:
+        convert.messages_of(inference_pb2.Chat(messages=[spoken, shown]))
+    assert str(caught.value) == "chat.messages[1].images: images are not served; send text alone"
+
+
 def test_another_model_is_not_found() -> None:
     with pytest.raises(UnknownModel, match="'gpt' is not served here, 'demo' is"):
         convert.options_of(GenerateRequest(model="gpt"), "r", MODEL)

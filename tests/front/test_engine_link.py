@@ -14,6 +14,7 @@ from fakes.requests import request
 from fakes.worker import FakeSource, describe, true_stream
 
 from configs.load import load_settings
+from parallel.mesh import ONE_RANK
 from runtime.engine import Engine
 from runtime.front.engine_link import EngineLink
 from runtime.front.errors import DuplicateRequest, InvalidRequest, StaleRevision
@@ -126,4 +127,5 @@ async def test_the_engine_describes_itself_and_serves(kind: str) -> None:
     async with engine_of(kind, RecordingSink()) as engine:
         assert engine.is_serving
         assert engine.description == describe()
+        assert engine.mesh == ONE_RANK
         assert engine.next_uid() < engine.next_uid()

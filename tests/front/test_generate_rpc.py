@@ -15,6 +15,7 @@ from fakes.front import TOKENIZER, Front, in_loop, request_for, serving, status_
 
 from configs.load import demo_checkpoint
 from outrider.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from parallel.mesh import Mesh
 from runtime.front.errors import InternalError, OutriderError, Unavailable
 from runtime.front.inference_service import TOKENS_SENT_KEY
 
@@ -355,6 +356,14 @@ async def test_the_model_is_described() -> None:
         assert (model.name, model.model_type, model.vocab_size) == ("demo", "qwen3_next", 4096)
         assert (model.context_length, list(model.eos_token_ids), model.gamma_max) == (512, [0], 8)
         assert model.version
+        assert (model.dp, model.tp, model.ep) == (1, 1, 1)
+
+
+@in_loop
+async def test_the_layout_is_part_of_what_is_served() -> None:
+    async with serving(mesh=Mesh(dp=2, tp=4, ep=8)) as front:
+        model = await front.client.get_model()
+        assert (model.dp, model.tp, model.ep) == (2, 4, 8)
 
 
 @in_loop
@@ -365,3 +374,20 @@ async def test_held_out_prompts_come_through_as_they_are() -> None:
             prompt = json.loads(line)["prompt"]
             await collect(front, request_for(text=prompt, max_tokens=1))
             assert TOKENIZER.decode(front.engine.submitted[-1].prompt) == prompt
+
+
+@in_loop
+async def test_lora_and_images_are_refused_by_name_before_anything_is_submitted() -> None:
+    shown = inference_pb2.ChatMessage(role="user", content="?", images=[inference_pb2.Image(url="file:x")])
+    chat = inference_pb2.Chat(messages=[shown])
+    async with serving() as front:
+        for call, field in (
+            (front.client.call(request_for(lora_adapter="math")), "lora_adapter: "),
+            (front.client.call(inference_pb2.GenerateRequest(chat=chat)), "chat.messages[0].images: "),
+            (front.client.tokenize_chat(chat), "chat.messages[0].images: "),
+        ):
+            code, words = await status_of(call)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert words.startswith(field)
+            assert " not served" in words
+        assert not front.engine.submitted

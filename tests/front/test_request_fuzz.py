@@ -69,7 +69,10 @@ stoppings = optional_fields(
         "ignore_eos": st.booleans(),
     },
 )
-messages = st.builds(inference_pb2.ChatMessage, role=TEXTS, content=TEXTS)
+images = st.builds(inference_pb2.Image, url=st.just("file:x")) | st.builds(inference_pb2.Image, data=st.binary())
+messages = st.builds(
+    inference_pb2.ChatMessage, role=TEXTS, content=TEXTS, images=mostly(st.just([]), st.lists(images, max_size=2))
+)
 chats = optional_fields(
     inference_pb2.Chat, {"messages": st.lists(messages, max_size=3), "add_generation_prompt": st.booleans()}
 )
@@ -81,7 +84,7 @@ inputs = st.one_of(
     st.fixed_dictionaries({"chat": chats}),
 )
 requests = st.builds(
-    lambda message, given_input: (message.MergeFrom(GenerateRequest(**given_input)), message)[1],
+    lambda message, *parts: ([message.MergeFrom(GenerateRequest(**part)) for part in parts], message)[1],
     optional_fields(
         GenerateRequest,
         {
@@ -95,6 +98,7 @@ requests = st.builds(
         },
     ),
     inputs,
+    mostly(st.just({}), st.fixed_dictionaries({"lora_adapter": TEXTS})),
 )
 
 
@@ -146,5 +150,5 @@ def test_no_request_is_our_fault() -> None:
             assert code is grpc.StatusCode.OK or code in REFUSALS
 
         examples()
-    assert codes[grpc.StatusCode.OK] >= 10, codes
+    assert codes[grpc.StatusCode.OK] >= 4, codes
     assert sum(codes[code] for code in REFUSALS) >= 10, codes

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from workers.draft.admit import admit
-from workers.plan import VERIFY_EVERYTHING, NewSequence, StepPlan, StepResult
+from workers.plan import VERIFY_EVERYTHING, BatchPlan, BatchResult, NewSequence, StepPlan
 from workers.step import Worker
 
 
 @dataclass(slots=True, kw_only=True)
 class Live:
-    """A sequence as the host sees it. `waiting`: drafts that wait in the rank."""
+    """A sequence as the host sees it. `waiting`: drafts that wait in the rank. `unfed`: rows that its drafter
+    has not seen, at most."""
 
     slot: int
     epoch: int
@@ -30,6 +31,7 @@ class Live:
     fed: int = 0
     out: list[int] = field(default_factory=list)
     waiting: int = 0
+    unfed: int = 0
     finished: bool = False
     results: list[tuple[int, int]] = field(default_factory=list)
     """(drafts, accepted) of every round."""
@@ -44,10 +46,13 @@ class Live:
 
 
 class Driver:
-    """Takes over the whole rank: whoever held a slot before leaves in its first step."""
+    """Takes over the whole rank: whoever held a slot before leaves in its first step.
 
-    def __init__(self, worker: Worker, *, seed: int = 0, poison: bool = True) -> None:
+    peers: ranks that share its sequences, which `GroupDriver` has."""
+
+    def __init__(self, worker: Worker, *, seed: int = 0, poison: bool = True, peers: Sequence[Worker] = ()) -> None:
         self.worker = worker
+        self.ranks = (worker, *peers)
         self.rng = random.Random(seed)
         self.step_id = max(worker._last_step, 0)
         self.next_epoch = 1 + max(worker._epochs)
@@ -64,14 +69,15 @@ class Driver:
 
     def poison(self) -> None:
         """NaN wherever no sequence lives."""
-        pools = self.worker.rank.pools
-        size = pools.sizes.page_size
-        for kv in pools.kv.values():
-            kv[:, size:] = float("nan")
-        for pool in (*pools.conv, *pools.delta):
-            pool.committed[:, 1:] = float("nan")
-        for register in (pools.hidden_window, pools.draft_law, pools.confidence):
-            register[1:] = float("nan")
+        for rank in self.ranks:
+            pools = rank.rank.pools
+            size = pools.sizes.page_size
+            for kv in pools.kv.values():
+                kv[:, size:] = float("nan")
+            for pool in (*pools.conv, *pools.delta):
+                pool.committed[:, 1:] = float("nan")
+            for register in (pools.hidden_window, pools.draft_law, pools.confidence):
+                register[1:] = float("nan")
 
     def add(
         self,
@@ -121,13 +127,49 @@ class Driver:
         self.new = [new for new in self.new if new.epoch != live.epoch]  # it may not have entered yet
         self.left.append(live.slot)
         self.free_slots.append(live.slot)
-        pools = self.worker.rank.pools
-        for (group, free), pages in zip(self.free_pages.items(), live.tables, strict=True):
+        for rank in self.ranks:
+            pools = rank.rank.pools
+            for group, pages in zip(self.free_pages, live.tables, strict=True):
+                size = pools.sizes.page_size
+                rows = torch.cat([torch.arange(p * size, (p + 1) * size) for p in pages])
+                for layer, specs in enumerate(pools.layout.layers):
+                    if layer in pools.kv and specs[0].group == group:  # type: ignore[union-attr]
+                        pools.kv[layer][:, rows] = float("nan")
+        for free, pages in zip(self.free_pages.values(), live.tables, strict=True):
             free.extend(pages)
-            rows = torch.cat([torch.arange(p * pools.sizes.page_size, (p + 1) * pools.sizes.page_size) for p in pages])
-            for layer, specs in enumerate(pools.layout.layers):
-                if layer in pools.kv and specs[0].group == group:  # type: ignore[union-attr]
-                    pools.kv[layer][:, rows] = float("nan")
+
+    def plan_batch(
+        self,
+        members: Sequence[Live],
+        *,
+        feeds: bool,
+        chunks: dict[int, int] | None = None,
+        budget: int = VERIFY_EVERYTHING,
+        slack: int = 0,
+    ) -> BatchPlan:
+        """A step of `members`. chunks: prompt tokens by slot (default: all left); slack loosens max_committed."""
+        known = []
+        for live in members:
+            left = len(live.prompt) - live.fed
+            known.append(1 if live.decoding else min((chunks or {}).get(live.slot, left), left))
+        batch = BatchPlan(
+            admitted=tuple(self.new),
+            released_slots=tuple(self.left),
+            slots=tuple(live.slot for live in members),
+            epochs=tuple(live.epoch for live in members),
+            num_known=tuple(known),
+            num_drafts=tuple(live.waiting if live.decoding else 0 for live in members),
+            samples=tuple(
+                live.decoding or live.fed + k == len(live.prompt) for live, k in zip(members, known, strict=True)
+            ),
+            max_committed=tuple(live.committed + (slack if live.decoding else 0) for live in members),
+            num_unfed=tuple(live.unfed for live in members),
+            verify_budget=budget,
+        )
+        for live, num_known, num_drafts in zip(members, known, batch.num_drafts, strict=True):
+            live.unfed = 0 if feeds else live.unfed + num_known + num_drafts
+        self.new, self.left = [], []
+        return batch
 
     def plan(
         self,
@@ -140,54 +182,58 @@ class Driver:
         slack: int = 0,
         margins: bool = False,
     ) -> StepPlan:
-        """A step of `members`. chunks: prompt tokens by slot (default: all left); slack loosens max_committed."""
-        known = []
-        for live in members:
-            left = len(live.prompt) - live.fed
-            known.append(1 if live.decoding else min((chunks or {}).get(live.slot, left), left))
+        """`plan_batch`, as the whole step of a rank alone."""
+        feeds = gamma > 0 if feed is None else feed
         self.step_id += 1
-        plan = StepPlan(
+        batch = self.plan_batch(members, feeds=feeds, chunks=chunks, budget=budget, slack=slack)
+        return StepPlan(
             step_id=self.step_id,
             epoch=1,
-            admitted=tuple(self.new),
-            released_slots=tuple(self.left),
-            slots=tuple(live.slot for live in members),
-            epochs=tuple(live.epoch for live in members),
-            num_known=tuple(known),
-            num_drafts=tuple(live.waiting if live.decoding else 0 for live in members),
-            samples=tuple(
-                live.decoding or live.fed + k == len(live.prompt) for live, k in zip(members, known, strict=True)
-            ),
-            max_committed=tuple(live.committed + (slack if live.decoding else 0) for live in members),
+            batches=(batch,),
             gamma=gamma,
-            verify_budget=budget,
-            feed_drafter=gamma > 0 if feed is None else feed,
+            feed_drafter=feeds,
             report_margins=margins,
         )
-        self.new, self.left = [], []
-        return plan
 
-    def step(self, members: Sequence[Live] | None = None, **how: object) -> StepResult:
+    def step(self, members: Sequence[Live] | None = None, **how: object) -> BatchResult:
         """Plans and executes one step, and takes in its result."""
-        members = [live for live in self.live if not live.finished] if members is None else members
+        members = self.unfinished if members is None else members
         plan = self.plan(members, **how)  # type: ignore[arg-type]
-        admitted = self.admitted(plan)
-        result = self.worker.execute(plan)
+        (batch,) = plan.batches
+        admitted = self.admitted(batch)
+        result = self.worker.execute(plan).batch
+        assert result is not None
+        self.take(members, batch, result, gamma=plan.gamma, admitted=admitted)
+        return result
+
+    def take(
+        self,
+        members: Sequence[Live],
+        batch: BatchPlan,
+        result: BatchResult,
+        *,
+        gamma: int,
+        admitted: tuple[int, ...],
+    ) -> None:
+        """Books a step. admitted: what `admitted` said before it."""
         assert result.num_admitted == admitted, f"{result.num_admitted} admitted, {admitted} expected"
         for i, live in enumerate(members):
             if live.decoding:
                 live.results.append((result.num_admitted[i], result.num_accepted[i]))
             else:
-                live.fed += plan.num_known[i]
+                live.fed += batch.num_known[i]
             live.out += result.emitted[i]
-            if plan.samples[i]:
-                live.waiting = plan.gamma
+            if batch.samples[i]:
+                live.waiting = gamma
             live.finished = len(live.out) >= live.max_tokens or bool(
                 live.out and live.out[-1] in self.worker.rank.registers.stop_ids[live.slot].tolist()
             )
-        return result
 
-    def admitted(self, plan: StepPlan) -> tuple[int, ...]:
+    @property
+    def unfinished(self) -> list[Live]:
+        return [live for live in self.live if not live.finished]
+
+    def admitted(self, plan: BatchPlan) -> tuple[int, ...]:
         """How many drafts of each sequence the plan's budget admits, by the confidences that wait in the rank."""
         confidence_BG = self.worker.rank.pools.confidence[list(plan.slots)].numpy()
         num_drafts_B, uid_B = np.array(plan.num_drafts, np.int64), np.array(plan.epochs, np.int64)

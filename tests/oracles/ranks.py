@@ -9,6 +9,8 @@ import torch
 
 from configs.load import demo_checkpoint
 from configs.schema import CacheSettings, ModelSettings, SpeculationSettings, WorkerSettings
+from parallel.collectives import solo
+from parallel.rendezvous import alone
 from workers.models.checkpoint import Checkpoint
 from workers.models.qwen3_next import Qwen3Next
 from workers.models.qwen3_next_table import tensor_table
@@ -21,7 +23,7 @@ from workers.step import Worker
 
 
 def make_ops(numerics: str, dtype: torch.dtype = torch.float32) -> Ops:
-    return ReferenceOps(2) if numerics == "reference" else DefaultOps(dtype, torch.device("cpu"))
+    return ReferenceOps(2, solo()) if numerics == "reference" else DefaultOps(dtype, torch.device("cpu"), solo())
 
 
 @functools.lru_cache(maxsize=16)
@@ -36,7 +38,8 @@ def load_model(path: Path, numerics: str = "default", dtype: torch.dtype = torch
         }
         load_parameters(checkpoint, table, weights, lambda done, total: None)
         config = checkpoint.config
-    return Qwen3Next(config, weights, ops, max_length=config.context_length, drafts=config.num_mtp_layers > 0), ops
+    drafts = config.num_mtp_layers > 0
+    return Qwen3Next(config, weights, ops, alone(), max_length=config.context_length, drafts=drafts), ops
 
 
 def load_worker(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["SHAPES", "drop_mtp", "edit_config", "make", "reference", "shard", "write"]
+__all__ = ["SHAPES", "drop_mtp", "edit_config", "make", "reference", "shard", "write", "write_checkpoint"]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "base": {},

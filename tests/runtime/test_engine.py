@@ -1,4 +1,4 @@
-"""The engine end to end on a fake worker: events, verdicts, usage, aborts, refusals, policies."""
+"""The engine end to end on fake ranks: events, verdicts, usage, aborts, refusals, policies."""
 
 from __future__ import annotations
 
@@ -60,6 +60,95 @@ async def test_usage_and_statistics_count_the_same_things() -> None:
         assert statistics.timings.target_s == statistics.steps / 2
         assert statistics.host_s > 0
         assert statistics.execute_s > 0
+        assert statistics.overhead_s == statistics.execute_s + statistics.host_s - statistics.steps
+
+
+@asynchronous
+async def test_statistics_of_several_ranks_add_up_and_time_is_that_of_the_slowest() -> None:
+    async with house(dp=3, gated=True) as h:
+        requests = [request(uid, max_tokens=8) for uid in (1, 2, 3, 4)]
+        for each in requests:
+            h.engine.submit(each)
+        await settle_down()
+        statistics = h.engine.statistics()
+        assert [use.running for use in statistics.dp_ranks] == [2, 1, 1]
+        assert (statistics.running, statistics.slots_used, statistics.slots_free) == (4, 4, 8)
+        assert [[pool.used for pool in use.pages] for use in statistics.dp_ranks] == [[8, 8], [4, 4], [4, 4]]
+        assert [(pool.group, pool.used, pool.free) for pool in statistics.pages] == [
+            ("target", 16, 20),
+            ("drafter", 16, 20),
+        ]
+        assert statistics.expert_imbalance is None, "nothing was computed yet"
+        h.source.group.gated = False
+        h.source.group.let_go()
+        await h.sink.wait_for_end(1, 2, 3, 4)
+        await settle_down()
+        for each in requests:
+            assert tuple(h.sink.tokens[each.uid]) == true_stream(each)
+        after = h.engine.statistics()
+        assert after.emitted == 32
+        assert after.rounds == sum(h.sink.usage[uid].rounds for uid in (1, 2, 3, 4))
+        # Rank r takes r + 1 seconds.
+        assert after.timings.total_s == 3 * after.steps
+        assert (after.timings.collective_s, after.timings.dispatch_s) == (3 * after.steps / 16, 3 * after.steps / 32)
+        assert after.timings.combine_s == 3 * after.steps / 64
+        # Rank 0 computed the rows of two sequences and each of the others those of one, while all ran.
+        rows = [
+            [sum(batch.num_known) + sum(batch.num_drafts) for batch in plan.batches]
+            for plan in h.source.plans
+            if plan.num_sequences
+        ]
+        shares = [max(each) * 3 / sum(each) for each in rows]
+        assert shares[0] == 1.5
+        assert after.expert_steps == after.steps == len(shares)
+        assert after.expert_imbalance == pytest.approx(sum(shares) / len(shares))
+
+
+@asynchronous
+async def test_each_ranks_start_is_reported_and_the_layout_known() -> None:
+    source = FakeSource(dp=2)
+    engine = Engine(SETTINGS, source, RecordingSink())
+    heard: list[tuple[int, str, int, int]] = []
+    await engine.start(lambda *what: heard.append(what))
+    assert heard == [(0, "launch", 1, 1), (1, "launch", 1, 1)]
+    assert (engine.mesh.dp, engine.mesh.tp, engine.mesh.ep) == (2, 1, 2)
+    assert [rank.rank for rank in engine.ranks] == [0, 1]
+    assert engine.description == engine.ranks[0]
+    await engine.stop(0)
+
+
+@asynchronous
+async def test_an_abort_on_one_rank_leaves_the_others_as_they_were() -> None:
+    async with house(dp=2, gated=True) as h:
+        h.engine.submit(request(1, max_tokens=12))
+        h.engine.submit(request(2, max_tokens=12))
+        await h.step()
+        before = h.engine.statistics().dp_ranks
+        h.engine.abort(1)
+        after = h.engine.statistics().dp_ranks
+        assert (after[0].running, after[0].slots_used) == (0, 0)
+        assert after[1] == before[1]
+        # The plan in flight names the aborted one; its answer finds nobody.
+        await h.step()
+        first, second = h.source.group.plans[-1].batches
+        assert (len(first.released_slots), first.slots) == (1, ())
+        assert (second.released_slots, len(second.slots)) == ((), 1)
+        h.source.group.gated = False
+        h.source.group.let_go()
+        await h.sink.wait_for_end(2)
+        assert tuple(h.sink.tokens[2]) == true_stream(request(2, max_tokens=12))
+
+
+@asynchronous
+async def test_the_queue_holds_what_no_rank_takes() -> None:
+    async with house(dp=2, gated=True, num_slots=1) as h:
+        for uid in range(1, 6):
+            h.engine.submit(request(uid))
+        await settle_down()
+        with pytest.raises(Overloaded):
+            h.engine.submit(request(6))
+        statistics = h.engine.statistics()
+        assert (statistics.running, statistics.waiting) == (2, 3)
 
 
 @asynchronous
@@ -85,7 +174,7 @@ async def test_the_end_says_what_matched() -> None:
 async def test_events_reach_the_front_after_the_next_plan_reached_the_worker() -> None:
     async with house() as h:
         plans_at_delivery: list[tuple[int, int]] = []
-        h.sink.on_deliver = lambda events: plans_at_delivery.append((len(h.source.worker.plans), len(events)))
+        h.sink.on_deliver = lambda events: plans_at_delivery.append((len(h.source.group.plans), len(events)))
         h.engine.submit(request(1, max_tokens=30))
         await h.sink.wait_for_end(1)
         assert [plans for plans, _ in plans_at_delivery] == list(range(2, len(plans_at_delivery) + 2))
@@ -97,7 +186,7 @@ async def test_a_sequence_with_stop_strings_waits_for_its_verdict_and_others_do_
         h.sink.stop_after[1] = 4
         plans_at_delivery: list[tuple[int, tuple[int, ...]]] = []
         h.sink.on_deliver = lambda events: plans_at_delivery.append(
-            (len(h.source.worker.plans), tuple(event.uid for event in events))
+            (len(h.source.group.plans), tuple(event.uid for event in events))
         )
         h.engine.submit(request(1, max_tokens=12, stop_strings=("x",)))
         h.engine.submit(request(2, max_tokens=12))
@@ -145,8 +234,9 @@ async def test_an_abort_returns_slot_and_pages_at_once_and_nothing_more_is_heard
         h.engine.abort(1)
         h.engine.abort(77)
         await h.step()
-        assert h.source.worker.plans[-1].released_slots != ()
-        assert len(h.source.worker.plans[-1].slots) == 1
+        (batch,) = h.source.group.plans[-1].batches
+        assert batch.released_slots != ()
+        assert len(batch.slots) == 1
         assert len(h.sink.tokens[1]) == heard
         assert h.sink.ends[1] == []
         h.engine.submit(request(3, request_id="request-1"))
@@ -156,17 +246,17 @@ async def test_an_abort_returns_slot_and_pages_at_once_and_nothing_more_is_heard
 async def test_an_abort_drops_tokens_that_are_not_yet_delivered() -> None:
     """The abort comes between the plan that follows those tokens and their delivery."""
     async with house() as h:
-        run = h.source.worker.run
+        run = h.source.group.run
 
         def abort_at_second_plan(plan: StepPlan) -> StepResult:
-            if len(h.source.worker.plans) == 1:
+            if len(h.source.group.plans) == 1:
                 h.engine.abort(1)
             return run(plan)
 
-        h.source.worker.run = abort_at_second_plan  # type: ignore[method-assign]
+        h.source.group.run = abort_at_second_plan  # type: ignore[method-assign]
         h.engine.submit(request(1))
         await settle_down()
-        assert len(h.source.worker.plans) >= 2
+        assert len(h.source.group.plans) >= 2
         assert h.sink.batches == []
 
 
@@ -232,7 +322,7 @@ async def test_a_policy_is_in_force_from_the_step_it_names() -> None:
         assert (state.policy, state.revision) == (Off(), 2)
         for _ in range(3):
             await h.step()
-        gammas = {plan.step_id: (plan.gamma, plan.feed_drafter) for plan in h.source.worker.plans}
+        gammas = {plan.step_id: (plan.gamma, plan.feed_drafter) for plan in h.source.group.plans}
         assert gammas[state.effective_step - 1] == (3, True)
         assert gammas[state.effective_step] == (0, False)
         with pytest.raises(StaleRevision):

@@ -1,9 +1,10 @@
-"""The engine end to end on a fake worker that dies, errs or comes back smaller, and what a drain leaves behind."""
+"""The engine end to end on fake ranks that die or err, and what a drain leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from fakes.engine_house import LENGTH, SETTINGS, House, asynchronous, house, settle_down
@@ -11,13 +12,11 @@ from fakes.front_sink import RecordingSink
 from fakes.requests import request
 from fakes.worker import FakeSource, describe, true_stream
 
-from configs.schema import ClusterSettings
 from runtime.engine import Engine
 from runtime.events import ErrorEvent, TokenEvent
-from runtime.front.errors import InternalError, InvalidRequest, OutriderError, StaleRevision, Unavailable
-from runtime.verification.policy import Fixed, Off
+from runtime.front.errors import InternalError, OutriderError, Unavailable
 from state.ledger import Ledger, RunningSequence
-from workers.plan import LoadError, StepTimeout, WorkerLost
+from workers.plan import LoadError, StepPlan, StepResult, StepTimeout, WorkerLost
 
 
 @pytest.mark.parametrize("error", [WorkerLost("killed by signal 9"), StepTimeout("no answer in 30 s")])
@@ -28,7 +27,7 @@ def test_a_lost_worker_ends_running_streams_keeps_waiting_ones_and_comes_back(er
             await h.step()
             h.engine.submit(request(2))
             h.source.hold_restarts = True
-            h.source.worker.lose(error)
+            h.source.group.lose(error)
             await settle_down()
             end = h.sink.end_of(1)
             assert isinstance(end, Unavailable)
@@ -41,15 +40,15 @@ def test_a_lost_worker_ends_running_streams_keeps_waiting_ones_and_comes_back(er
             h.source.release_restarts.set()
             await settle_down()
             assert h.engine.is_serving
-            h.source.worker.gated = False
-            h.source.worker.let_go()
+            h.source.group.gated = False
+            h.source.group.let_go()
             await h.sink.wait_for_end(2)
             assert tuple(h.sink.tokens[2]) == true_stream(request(2))
-            first, second = (worker.plans for worker in h.source.workers)
-            assert [plan.epoch for plan in (first[-1], second[0])] == [1, 2]
-            assert second[0].step_id > first[-1].step_id
-            assert second[0].epochs > first[-1].epochs
-            assert second[0].released_slots == ()
+            last, first = h.source.groups[0].plans[-1], h.source.groups[1].plans[0]
+            assert (last.epoch, first.epoch) == (1, 2)
+            assert first.step_id > last.step_id
+            assert first.batches[0].epochs > last.batches[0].epochs
+            assert first.batches[0].released_slots == ()
             assert h.engine.statistics().restarts == 1
             assert h.states == [True, False, True]
 
@@ -64,11 +63,11 @@ async def test_what_was_committed_before_a_loss_reaches_the_client_before_the_er
         await h.step()
         await settle_down()
         delivered = len(h.sink.tokens[1])
-        h.source.worker.let_go()
-        h.source.worker.lose(WorkerLost("gone"))
+        h.source.group.let_go()
+        h.source.group.lose(WorkerLost("gone"))
         await settle_down()
         assert isinstance(h.sink.end_of(1), Unavailable)
-        (tenant,) = h.source.workers[0].tenants.values()
+        (tenant,) = h.source.groups[0].tenants
         assert 0 < delivered < len(tenant.emitted)
         assert h.sink.tokens[1] == tenant.emitted
         assert h.sink.usage[1].completion == len(tenant.emitted)
@@ -78,7 +77,7 @@ async def test_what_was_committed_before_a_loss_reaches_the_client_before_the_er
 async def test_a_worker_lost_while_idle_is_replaced_without_a_request() -> None:
     async with house() as h:
         await settle_down()
-        h.source.worker.lose(WorkerLost("out of memory"))
+        h.source.group.lose(WorkerLost("out of memory"))
         await settle_down()
         assert h.engine.is_serving
         assert "out of memory" in h.source.reasons[0]
@@ -91,114 +90,52 @@ async def test_a_worker_lost_while_idle_is_replaced_without_a_request() -> None:
 async def test_a_restart_that_fails_is_tried_again() -> None:
     async with house() as h:
         h.source.failures = [LoadError("no room"), OSError("no port"), None]
-        h.source.worker.lose(WorkerLost("gone"))
+        h.source.group.lose(WorkerLost("gone"))
         await settle_down()
         assert len(h.source.reasons) == 3
         assert h.states == [True, False, True]
 
 
 @asynchronous
-async def test_waiting_requests_do_not_wait_longer_than_a_start_may_take() -> None:
-    impatient = SETTINGS.model_copy(update={"cluster": ClusterSettings(start_timeout_s=0.01)})
-    async with house(gated=True, num_slots=1, settings=impatient) as h:
-        h.engine.submit(request(1))
+async def test_one_lost_rank_ends_the_streams_of_all() -> None:
+    async with house(dp=3, gated=True, num_slots=1) as h:
+        for uid in (1, 2, 3, 4):
+            h.engine.submit(request(uid))
+        await h.step()
+        h.source.group.lose(WorkerLost("rank 1: killed by signal 9"))
         await settle_down()
-        h.engine.submit(request(2))
-        h.source.hold_restarts = True
-        h.source.worker.lose(WorkerLost("gone"))
-        await h.sink.wait_for_end(1, 2)
-        assert isinstance(h.sink.end_of(2), Unavailable)
-        h.source.release_restarts.set()
-        await settle_down()
+        assert all("rank 1: killed by signal 9" in str(h.sink.end_of(uid)) for uid in (1, 2, 3))
         assert h.engine.is_serving
+        h.source.group.gated = False
+        h.source.group.let_go()
+        await h.sink.wait_for_end(4)
+        assert tuple(h.sink.tokens[4]) == true_stream(request(4))
 
 
 @asynchronous
-async def test_once_the_worker_is_back_nobody_loses_patience() -> None:
-    impatient = SETTINGS.model_copy(update={"cluster": ClusterSettings(start_timeout_s=0.01)})
-    async with house(gated=True, num_slots=1, settings=impatient) as h:
+async def test_a_result_without_one_ranks_batch_ends_the_life_not_the_engine() -> None:
+    async with house(dp=2) as h:
+        group = h.source.group
+        run = group.run
+
+        def forget_a_batch(plan: StepPlan) -> StepResult:
+            result = run(plan)
+            return replace(result, batches=result.batches[:1])
+
+        group.run = forget_a_batch  # type: ignore[method-assign]
         h.engine.submit(request(1))
+        await h.sink.wait_for_end(1)
+        assert "StalePlan" in str(h.sink.end_of(1))
         await settle_down()
         h.engine.submit(request(2))
-        h.engine.submit(request(3))
-        h.source.worker.lose(WorkerLost("gone"))
-        # Timers fire in order: whatever was to happen after 0.01 s has happened then.
-        later = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.02, later.set)
-        await later.wait()
-        assert (h.sink.ends[2], h.sink.ends[3]) == ([], [])
-
-
-@asynchronous
-async def test_a_worker_that_comes_back_smaller_refuses_what_it_cannot_hold() -> None:
-    async with house(gated=True, num_slots=1) as h:
-        h.engine.submit(request(1))
-        await settle_down()
-        h.engine.submit(request(2, num_prompt=20))
-        h.engine.submit(request(3))
-        h.source.description = describe(num_pages=(5, 5), num_slots=1)
-        h.source.worker.lose(WorkerLost("gone"))
-        await settle_down()
-        assert isinstance(h.sink.end_of(2), InvalidRequest)
-        h.source.worker.gated = False
-        h.source.worker.let_go()
-        await h.sink.wait_for_end(3)
-        assert h.sink.end_of(3) == LENGTH
-
-
-@asynchronous
-async def test_a_worker_that_comes_back_with_shorter_drafts_lowers_the_policy() -> None:
-    async with house(gated=True) as h:
-        before = h.engine.policy
-        assert before.policy == Fixed(3)
-        h.source.description = describe(gamma_max=2)
-        h.source.worker.lose(WorkerLost("gone"))
-        await settle_down()
-        lowered = h.engine.policy
-        assert (lowered.policy, lowered.revision) == (Fixed(2), before.revision + 1)
-        with pytest.raises(StaleRevision):
-            await h.engine.set_policy(Fixed(1), expected_revision=before.revision)
-        with pytest.raises(InvalidRequest, match=r"3 is not within 0\.\.2"):
-            await h.engine.set_policy(Fixed(3))
-        h.source.worker.gated = False
-        h.engine.submit(request(1))
-        await h.sink.wait_for_end(1)
-        assert h.sink.end_of(1) == LENGTH
-        assert {plan.gamma for plan in h.source.worker.plans if plan.slots} == {2}
-        assert h.source.worker.plans[0].step_id == lowered.effective_step
-
-
-@asynchronous
-async def test_a_worker_that_comes_back_without_a_drafter_is_served_plainly() -> None:
-    async with house() as h:
-        h.source.description = describe(gamma_max=0, cache_groups=("target",), num_pages=(12,))
-        h.source.worker.lose(WorkerLost("gone"))
-        await settle_down()
-        assert h.engine.policy.policy == Off()
-        h.engine.submit(request(1))
-        await h.sink.wait_for_end(1)
-        assert h.sink.end_of(1) == LENGTH
-
-
-@asynchronous
-async def test_a_worker_that_comes_back_with_longer_drafts_may_use_them() -> None:
-    async with house(gamma_max=2) as h:
-        assert h.engine.policy.policy == Fixed(2)
-        h.source.description = describe(gamma_max=4)
-        h.source.worker.lose(WorkerLost("gone"))
-        await settle_down()
-        assert (h.engine.policy.policy, h.engine.policy.revision) == (Fixed(2), 1)
-        await h.engine.set_policy(Fixed(4))
-        h.engine.submit(request(1))
-        await h.sink.wait_for_end(1)
-        assert h.sink.end_of(1) == LENGTH
-        assert h.engine.statistics().drafted_per_position[3] > 0
+        await h.sink.wait_for_end(2)
+        assert h.sink.end_of(2) == LENGTH
 
 
 @asynchronous
 async def test_an_answer_that_does_not_add_up_ends_that_request_alone() -> None:
     async with house() as h:
-        h.source.worker.corrupt_uids.add(1)
+        h.source.group.corrupt_uids.add(1)
         h.engine.submit(request(1))
         h.engine.submit(request(2))
         await h.sink.wait_for_end(1, 2)
@@ -213,13 +150,13 @@ async def test_an_unforeseen_failure_ends_everything_loudly_and_the_engine_serve
         h.engine.submit(request(1))
         await h.step()
         h.engine.submit(request(2))
-        h.source.worker.fail_step(RuntimeError("boom"))
+        h.source.group.fail_step(RuntimeError("boom"))
         await settle_down()
         for uid in (1, 2):
             assert isinstance(h.sink.end_of(uid), InternalError)
             assert "boom" in str(h.sink.end_of(uid))
         assert h.engine.is_serving
-        h.source.worker.gated = False
+        h.source.group.gated = False
         h.engine.submit(request(3))
         await h.sink.wait_for_end(3)
         assert h.sink.end_of(3) == LENGTH
@@ -264,7 +201,7 @@ def test_a_recovery_that_fails_itself_ends_everything_loudly(
             breaks(h, monkeypatch)
             stopping = asyncio.create_task(h.engine.stop(drain_s=60)) if is_draining else None
             await settle_down()
-            h.source.worker.lose(WorkerLost("gone"))
+            h.source.group.lose(WorkerLost("gone"))
             await settle_down()
             assert isinstance(h.sink.end_of(1), Unavailable)
             assert isinstance(h.sink.end_of(2), InternalError)
@@ -299,7 +236,7 @@ def test_books_that_cannot_let_go_keep_no_stream_from_its_end(monkeypatch: pytes
             engine.submit(request(uid))
         await settle_down()
         engine.submit(request(3))
-        source.worker.lose(WorkerLost("gone"))
+        source.group.lose(WorkerLost("gone"))
         await settle_down()
         assert isinstance(sink.end_of(1), Unavailable)
         for uid in (2, 3):
@@ -361,7 +298,7 @@ async def test_a_stop_without_patience_ends_live_requests_as_unavailable() -> No
 async def test_a_stop_during_a_recovery_does_not_wait_for_the_worker() -> None:
     async with house() as h:
         h.source.hold_restarts = True
-        h.source.worker.lose(WorkerLost("gone"))
+        h.source.group.lose(WorkerLost("gone"))
         await settle_down()
         await h.engine.stop(drain_s=0)
         assert h.states == [True, False]
@@ -374,14 +311,14 @@ async def test_a_worker_that_comes_back_during_a_drain_serves_what_waits_and_not
         await settle_down()
         h.engine.submit(request(2))
         h.source.hold_restarts = True
-        h.source.worker.lose(WorkerLost("gone"))
+        h.source.group.lose(WorkerLost("gone"))
         await settle_down()
         stopping = asyncio.create_task(h.engine.stop(drain_s=60))
         await settle_down()
         h.source.release_restarts.set()
         await settle_down()
-        h.source.worker.gated = False
-        h.source.worker.let_go()
+        h.source.group.gated = False
+        h.source.group.let_go()
         await stopping
         assert h.sink.end_of(2) == LENGTH
         assert h.states == [True, False]

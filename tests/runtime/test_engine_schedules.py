@@ -17,28 +17,35 @@ from runtime.engine import Engine
 from runtime.front.errors import Overloaded, Unavailable
 from runtime.request import Finish, FinishReason, Request
 from runtime.verification.policy import Fixed, Off
-from workers.plan import LoadError, StepTimeout, WorkerLost
+from workers.plan import LoadError, StepPlan, StepTimeout, WorkerLost
 
 
 class Schedules(RuleBasedStateMachine):
-    """Drives an engine step by step; the fake worker checks each plan, the model here checks the rest."""
+    """Drives an engine step by step; the fake ranks check each plan, the model here checks the rest."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.requests: dict[int, Request] = {}
         self.waiting: list[int] = []
-        self.num_seen_admissions = 0
+        self.num_seen_plans = 0
         self.aborted: set[int] = set()
 
-    @initialize(max_step_tokens=st.integers(6, 40), gamma=st.integers(0, 4), accept=st.sampled_from([0.0, 0.6, 1.0]))
-    def start(self, max_step_tokens: int, gamma: int, accept: float) -> None:
+    @initialize(
+        dp=st.integers(1, 3),
+        max_step_tokens=st.integers(6, 40),
+        gamma=st.integers(0, 4),
+        accept=st.sampled_from([0.0, 0.6, 1.0]),
+    )
+    def start(self, dp: int, max_step_tokens: int, gamma: int, accept: float) -> None:
         house = ServeSettings(
             scheduler=SchedulerSettings(max_step_tokens=max_step_tokens, max_waiting=5),
             speculation=SpeculationSettings(gamma=gamma, gamma_max=4),
         )
         self.sink = RecordingSink()
-        self.source = FakeSource(describe(num_slots=3), gated=True, max_step_tokens=max_step_tokens, accept=accept)
+        self.source = FakeSource(
+            describe(num_slots=3), dp=dp, gated=True, max_step_tokens=max_step_tokens, accept=accept
+        )
         self.engine = Engine(house, self.source, self.sink, pause=no_pause)
         self.run(self.engine.start())
 
@@ -52,12 +59,23 @@ class Schedules(RuleBasedStateMachine):
             return result
 
         result = self.loop.run_until_complete(everything())
-        admitted = self.source.admitted_uids[self.num_seen_admissions :]
-        self.num_seen_admissions += len(admitted)
-        for uid in admitted:
-            assert uid == min(self.waiting, key=lambda u: (self.requests[u].priority, u)), "out of order"
-            self.waiting.remove(uid)
+        plans = self.source.plans[self.num_seen_plans :]
+        self.num_seen_plans += len(plans)
+        for plan in plans:
+            self.check_admissions(plan)
         return result
+
+    def check_admissions(self, plan: StepPlan) -> None:
+        """Those that enter with a step are the first of the queue, in its order on each rank."""
+
+        def order(uid: int) -> tuple[int, int]:
+            return (self.requests[uid].priority, uid)
+
+        admitted = [[new.uid for new in batch.admitted] for batch in plan.batches]
+        entered = sorted((uid for uids in admitted for uid in uids), key=order)
+        assert all(uids == sorted(uids, key=order) for uids in admitted)
+        assert entered == sorted(self.waiting, key=order)[: len(entered)], "out of order"
+        self.waiting = [uid for uid in self.waiting if uid not in entered]
 
     @property
     def live(self) -> list[int]:
@@ -91,12 +109,12 @@ class Schedules(RuleBasedStateMachine):
         self.waiting.append(uid)
         self.run()
 
-    @precondition(lambda self: self.source.worker.is_waiting)
+    @precondition(lambda self: self.source.group.is_waiting)
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
         for _ in range(count):
-            if self.source.worker.is_waiting:
-                self.source.worker.let_go()
+            if self.source.group.is_waiting:
+                self.source.group.let_go()
                 self.run()
 
     @precondition(lambda self: self.live)
@@ -114,13 +132,13 @@ class Schedules(RuleBasedStateMachine):
         self.run(self.engine.set_policy(Off() if gamma is None else Fixed(gamma)))
 
     @rule(error=st.sampled_from([WorkerLost("killed"), StepTimeout("too slow"), None]), num_failures=st.integers(0, 2))
-    def lose_worker(self, error: WorkerLost | StepTimeout | None, num_failures: int) -> None:
+    def lose_rank(self, error: WorkerLost | StepTimeout | None, num_failures: int) -> None:
         self.source.failures = [LoadError("not yet")] * num_failures
         running = [uid for uid in self.live if uid not in self.waiting]
-        lives = len(self.source.workers)
-        self.source.worker.lose(error or WorkerLost("killed while idle"))
+        lives = len(self.source.groups)
+        self.source.group.lose(error or WorkerLost("killed while idle"))
         self.run()
-        assert len(self.source.workers) == lives + 1
+        assert len(self.source.groups) == lives + 1
         assert all(self.sink.ends[uid] for uid in running)
 
     @invariant()
@@ -142,14 +160,14 @@ class Schedules(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
-            while self.source.worker.is_waiting:
-                self.source.worker.let_go()
+            while self.source.group.is_waiting:
+                self.source.group.let_go()
                 self.run()
             self.check_ends()
             statistics = self.engine.statistics()
             assert (statistics.running, statistics.waiting, statistics.slots_used) == (0, 0, 0)
-            assert all(use.used == 0 for use in statistics.pages)
-            assert self.source.worker.tenants == {}
+            assert all(use.used == 0 for rank in statistics.dp_ranks for use in rank.pages)
+            assert self.source.group.tenants == []
             self.run(self.engine.stop(drain_s=0))
         self.loop.close()
 

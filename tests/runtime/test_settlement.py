@@ -9,28 +9,14 @@ from fakes.requests import request
 
 from runtime.request import Round, Usage
 from runtime.settlement import Outcome, outcomes, settle
-from workers.plan import StalePlan, StepPlan, StepResult
+from workers.plan import BatchPlan, BatchResult, StalePlan, StepPlan, StepResult
 
-PLAN = StepPlan(
-    step_id=1,
-    epoch=1,
-    slots=(4,),
-    epochs=(2,),
-    num_known=(1,),
-    num_drafts=(2,),
-    samples=(True,),
-    max_committed=(5,),
-    report_margins=True,
+BATCH = BatchPlan(
+    slots=(4,), epochs=(2,), num_known=(1,), num_drafts=(2,), samples=(True,), max_committed=(5,), num_unfed=(0,)
 )
-RESULT = StepResult(
-    step_id=1,
-    epoch=1,
-    emitted=((7, 8),),
-    drafted=((7, 9),),
-    num_admitted=(2,),
-    num_accepted=(1,),
-    margins=((0.5, 0.25),),
-)
+FOUND = BatchResult(emitted=((7, 8),), drafted=((7, 9),), num_admitted=(2,), num_accepted=(1,), margins=((0.5, 0.25),))
+PLAN = StepPlan(step_id=1, epoch=1, batches=(BATCH,), report_margins=True)
+RESULT = StepResult(step_id=1, epoch=1, batches=(FOUND,))
 BEFORE = Usage(prompt=3, completion=1, rounds=1)
 
 
@@ -46,19 +32,38 @@ def test_a_reported_round_carries_the_margins_of_its_tokens() -> None:
 
 
 def test_the_margins_of_a_result_are_read_only_if_the_plan_asked_for_them() -> None:
-    (one,) = outcomes(replace(PLAN, report_margins=False), replace(RESULT, margins=()))
+    (one,) = outcomes(replace(PLAN, report_margins=False), replace(RESULT, batches=(replace(FOUND, margins=()),)))
     assert one.margins == ()
     assert settle(request(1), BEFORE, one).tokens == (7, 8)
 
 
 def test_a_result_without_the_margins_that_were_asked_for_answers_another_plan() -> None:
-    with pytest.raises(StalePlan, match=r"1 sequences, its result \[1, 1, 1, 1, 0\]"):
-        outcomes(PLAN, replace(RESULT, margins=()))
+    with pytest.raises(StalePlan, match=r"1 sequences on data-parallel rank 0, its result \[1, 1, 1, 1, 0\]"):
+        outcomes(PLAN, replace(RESULT, batches=(replace(FOUND, margins=()),)))
 
 
 def test_a_reported_round_with_a_margin_missing_is_refused() -> None:
     with pytest.raises(ValueError, match="1 margins for 2 emitted tokens"):
         settle(request(1, report_rounds=True), BEFORE, replace(outcome(), margins=(0.5,)))
+
+
+def test_columns_of_all_batches_come_in_order_with_their_rank() -> None:
+    plan = replace(PLAN, batches=(BatchPlan(), BATCH, BATCH))
+    found = outcomes(plan, replace(RESULT, batches=(BatchResult(), FOUND, replace(FOUND, emitted=((7,),)))))
+    assert [(one.dp_rank, one.slot, one.emitted) for one in found] == [(1, 4, (7, 8)), (2, 4, (7,))]
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 3])
+def test_a_result_with_batches_too_few_or_too_many_answers_another_plan(num_batches: int) -> None:
+    with pytest.raises(StalePlan, match=f"2 batches, its result {num_batches}"):
+        outcomes(replace(PLAN, batches=(BATCH,) * 2), replace(RESULT, batches=(FOUND,) * num_batches))
+
+
+@pytest.mark.parametrize("name", ["emitted", "drafted", "num_admitted", "num_accepted", "margins"])
+def test_the_lengths_of_every_batch_are_checked_before_any_is_booked(name: str) -> None:
+    short = replace(FOUND, **{name: ()})
+    with pytest.raises(StalePlan, match="on data-parallel rank 1"):
+        outcomes(replace(PLAN, batches=(BATCH,) * 2), replace(RESULT, batches=(FOUND, short)))
 
 
 @pytest.mark.parametrize("name", ["step_id", "epoch"])

@@ -215,7 +215,7 @@ def round_of_calls(num_sequences: int) -> list[str]:
     with CallLog() as log:
         law_BV = target_law(logits_BV, params, any_sampled=True, any_sorted=True)
         drafts_B = draw_draft(law_BV, draws, 4, any_standard=True, any_coupled=True)
-        confidence_BG = confidence(logits_BV).unsqueeze(1).expand(-1, window - 1)
+        confidence_BG = confidence(logits_BV.amax(-1), logits_BV.logsumexp(-1)).unsqueeze(1).expand(-1, window - 1)
         num_drafts_B = admit_on_device(
             confidence_BG, torch.full_like(drafts_B, window - 1), draws.seed_N, num_sequences
         )

@@ -1,4 +1,4 @@
-"""Plans, results, settings and descriptions survive the wire; what does not fit is refused."""
+"""Plans, reports, settings and descriptions survive the wire; what does not fit is refused."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.v1 import worker_pb2
+from parallel.mesh import ONE_RANK, Mesh
 from workers import wire
 from workers.plan import (
+    BatchPlan,
+    BatchResult,
+    CollectiveCount,
+    CollectiveFailed,
     LoadError,
     NewSequence,
+    RankReport,
+    RanksDisagree,
     StalePlan,
     StepPlan,
-    StepResult,
     StepTimings,
     WorkerLost,
 )
@@ -55,11 +61,9 @@ new_sequences = st.builds(
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> StepPlan:
+def batch_plans(draw: st.DrawFn) -> BatchPlan:
     n = draw(st.integers(0, 4))
-    return StepPlan(
-        step_id=draw(u64),
-        epoch=draw(u64),
+    return BatchPlan(
         admitted=draw(st.lists(new_sequences, max_size=2).map(tuple)),
         released_slots=draw(tokens(3)),
         slots=draw(rows(u32, n)),
@@ -68,70 +72,125 @@ def plans(draw: st.DrawFn) -> StepPlan:
         num_drafts=draw(rows(st.integers(0, 8), n)),
         samples=draw(rows(st.booleans(), n)),
         max_committed=draw(rows(u32, n)),
-        gamma=draw(st.integers(0, 8)),
+        num_unfed=draw(rows(u32, n)),
         verify_budget=draw(u32),
-        feed_drafter=draw(st.booleans()),
-        report_margins=draw(st.booleans()),
     )
+
+
+plans = st.builds(
+    StepPlan,
+    step_id=u64,
+    epoch=u64,
+    batches=st.lists(batch_plans(), max_size=3).map(tuple),
+    gamma=st.integers(0, 8),
+    feed_drafter=st.booleans(),
+    report_margins=st.booleans(),
+)
+
+timings = st.builds(StepTimings, **{**dict.fromkeys(StepTimings.__slots__, seconds), "expert_rows": u64})
+
+counts = st.builds(CollectiveCount, group=st.sampled_from(["tp.0", "tp.1", "world"]), count=u32, digest=u32)
 
 
 @st.composite
-def answered_plans(draw: st.DrawFn) -> tuple[StepPlan, StepResult]:
-    plan = draw(plans())
-    n = len(plan.slots)
+def answers(draw: st.DrawFn) -> tuple[RankReport, StepPlan, Mesh, int]:
+    """A report, the plan it answers, the mesh, and whose report it is."""
+    plan = draw(plans.filter(lambda plan: plan.batches))
+    mesh = Mesh(dp=len(plan.batches), tp=draw(st.integers(1, 3)))
+    rank = draw(st.integers(0, mesh.size - 1))
+    batch = plan.batches[mesh.dp_rank(rank)]
+    n = len(batch.slots)
     emitted = draw(rows(tokens(9), n))
-    return plan, StepResult(
-        step_id=plan.step_id,
-        epoch=plan.epoch,
+    result = BatchResult(
         emitted=emitted,
-        drafted=tuple(draw(rows(u32, d)) for d in plan.num_drafts),
+        drafted=tuple(draw(rows(u32, d)) for d in batch.num_drafts),
         num_admitted=draw(rows(u32, n)),
         num_accepted=draw(rows(u32, n)),
         margins=tuple(draw(rows(logit_gaps, len(run))) for run in emitted) if plan.report_margins else (),
-        timings=draw(st.builds(StepTimings, **dict.fromkeys(StepTimings.__slots__, seconds))),
     )
+    report = RankReport(
+        step_id=plan.step_id,
+        epoch=plan.epoch,
+        batch=result if mesh.leads(rank) else None,
+        digests=draw(rows(u32, n)) if draw(st.booleans()) else (),
+        collectives=draw(st.lists(counts, max_size=2).map(tuple)),
+        timings=draw(timings),
+    )
+    return report, plan, mesh, rank
 
 
-def over_the_wire(result: StepResult, plan: StepPlan) -> StepResult:
-    data = wire.result_to_wire(result, plan).SerializeToString()
-    return wire.result_from_wire(worker_pb2.StepResult.FromString(data), plan)
+def over_the_wire(report: RankReport, plan: StepPlan, mesh: Mesh = ONE_RANK, rank: int = 0) -> RankReport:
+    data = wire.report_to_wire(report, plan, mesh, rank).SerializeToString()
+    return wire.report_from_wire(worker_pb2.RankReport.FromString(data), plan, mesh, rank)
 
 
-@given(plans())
+@given(plans)
 def test_a_plan_arrives_as_it_left(plan: StepPlan) -> None:
-    data = wire.plan_to_wire(plan).SerializeToString()
-    assert wire.plan_from_wire(worker_pb2.StepPlan.FromString(data)) == plan
+    assert wire.plan_from_wire(worker_pb2.StepPlan.FromString(wire.encode_plan(plan))) == plan
 
 
-@given(answered_plans())
-def test_a_result_arrives_as_it_left(answered: tuple[StepPlan, StepResult]) -> None:
-    plan, result = answered
-    assert over_the_wire(result, plan) == result
+@given(answers())
+def test_a_report_arrives_as_it_left(answer: tuple[RankReport, StepPlan, Mesh, int]) -> None:
+    assert over_the_wire(*answer) == answer[0]
 
 
-@given(answered_plans(), st.sampled_from(["step_id", "epoch"]))
-def test_the_result_of_another_plan_is_refused(answered: tuple[StepPlan, StepResult], name: str) -> None:
-    plan, result = answered
-    other = replace(result, **{name: (getattr(result, name) + 1) % 2**64})
+@given(answers(), st.sampled_from(["step_id", "epoch"]))
+def test_the_report_on_another_plan_is_refused(answer: tuple[RankReport, StepPlan, Mesh, int], name: str) -> None:
+    report, plan, mesh, rank = answer
+    other = replace(report, **{name: (getattr(report, name) + 1) % 2**64})
     with pytest.raises(StalePlan, match="was answered by"):
-        over_the_wire(other, plan)
+        over_the_wire(other, plan, mesh, rank)
 
 
-ONE_ROW = StepPlan(
-    step_id=1, epoch=1, slots=(1,), epochs=(1,), num_known=(1,), num_drafts=(2,), samples=(True,), max_committed=(5,)
+ONE_BATCH = BatchPlan(
+    slots=(1,), epochs=(1,), num_known=(1,), num_drafts=(2,), samples=(True,), max_committed=(5,), num_unfed=(0,)
 )
-ITS_RESULT = StepResult(step_id=1, epoch=1, emitted=((7, 8),), drafted=((7, 9),), num_admitted=(2,), num_accepted=(1,))
+ONE_ROW = StepPlan(step_id=1, epoch=1, batches=(ONE_BATCH,))
+ITS_RESULT = BatchResult(emitted=((7, 8),), drafted=((7, 9),), num_admitted=(2,), num_accepted=(1,))
+ITS_REPORT = RankReport(step_id=1, epoch=1, batch=ITS_RESULT, digests=(5,))
+
+
+def to_wire(plan: StepPlan = ONE_ROW, **changes: object) -> worker_pb2.RankReport:
+    """The report on `plan` with some columns of its batch changed."""
+    return wire.report_to_wire(replace(ITS_REPORT, batch=replace(ITS_RESULT, **changes)), plan, ONE_RANK, 0)
+
+
+@pytest.mark.parametrize(("rank", "batch", "text"), [(0, None, "without tokens"), (1, ITS_RESULT, "with tokens")])
+def test_only_who_leads_answers_with_tokens(rank: int, batch: BatchResult | None, text: str) -> None:
+    report, pair = replace(ITS_REPORT, batch=batch), Mesh(tp=2)
+    with pytest.raises(ValueError, match=f"rank {rank} .*{text}"):
+        wire.report_to_wire(report, ONE_ROW, pair, rank)
+    message = wire.report_to_wire(report, ONE_ROW, pair, 1 - rank)
+    with pytest.raises(ValueError, match=f"rank {rank} .*{text}"):
+        wire.report_from_wire(message, ONE_ROW, pair, rank)
+
+
+def test_a_report_is_read_with_the_batch_of_its_own_rank() -> None:
+    plan, mesh = replace(ONE_ROW, batches=(BatchPlan(), ONE_BATCH)), Mesh(dp=2)
+    assert over_the_wire(ITS_REPORT, plan, mesh, 1) == ITS_REPORT
+    with pytest.raises(ValueError, match="1 digests for 0 sequences"):
+        wire.report_to_wire(ITS_REPORT, plan, mesh, 0)
+
+
+def test_a_plan_for_another_mesh_is_not_answered() -> None:
+    with pytest.raises(ValueError, match="1 batches for 2 data-parallel ranks"):
+        wire.report_to_wire(ITS_REPORT, ONE_ROW, Mesh(dp=2), 0)
+
+
+def test_digests_are_for_all_sequences_or_for_none() -> None:
+    with pytest.raises(ValueError, match="2 digests for 1 sequences"):
+        wire.report_to_wire(replace(ITS_REPORT, digests=(1, 2)), ONE_ROW, ONE_RANK, 0)
 
 
 @pytest.mark.parametrize("column", ["emitted", "drafted", "num_admitted", "num_accepted"])
 def test_a_column_of_the_wrong_length_does_not_leave_the_worker(column: str) -> None:
     with pytest.raises(ValueError, match="for 1 sequences"):
-        wire.result_to_wire(replace(ITS_RESULT, **{column: ()}), ONE_ROW)
+        to_wire(**{column: ()})
 
 
 def test_drafts_that_do_not_match_their_count_do_not_leave_the_worker() -> None:
     with pytest.raises(ValueError, match="waiting drafts"):
-        wire.result_to_wire(replace(ITS_RESULT, drafted=((7,),)), ONE_ROW)
+        to_wire(drafted=((7,),))
 
 
 @pytest.mark.parametrize("margins", [(), ((0.5,),), ((0.5, 0.5), ())])
@@ -139,32 +198,32 @@ def test_margins_that_do_not_match_the_emitted_tokens_do_not_leave_the_worker(
     margins: tuple[tuple[float, ...], ...],
 ) -> None:
     with pytest.raises(ValueError, match="margins do not fit"):
-        wire.result_to_wire(replace(ITS_RESULT, margins=margins), replace(ONE_ROW, report_margins=True))
+        to_wire(replace(ONE_ROW, report_margins=True), margins=margins)
 
 
 def test_margins_that_nobody_asked_for_do_not_leave_the_worker() -> None:
     with pytest.raises(ValueError, match="not asked for"):
-        wire.result_to_wire(replace(ITS_RESULT, margins=((0.5, 0.5),)), ONE_ROW)
+        to_wire(margins=((0.5, 0.5),))
 
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_result_with_a_margin_too_many_is_refused_on_arrival(asked: bool) -> None:
     plan = replace(ONE_ROW, report_margins=asked)
-    message = wire.result_to_wire(replace(ITS_RESULT, margins=((0.5, 0.5),) if asked else ()), plan)
-    message.margins.append(0.5)
+    message = to_wire(plan, margins=((0.5, 0.5),) if asked else ())
+    message.batch.margins.append(0.5)
     with pytest.raises(ValueError, match="margins for 2 tokens"):
-        wire.result_from_wire(message, plan)
+        wire.report_from_wire(message, plan, ONE_RANK, 0)
 
 
 @pytest.mark.parametrize("column", ["emitted", "drafted", "num_emitted", "num_admitted"])
 def test_a_damaged_result_is_refused_on_arrival(column: str) -> None:
-    message = wire.result_to_wire(ITS_RESULT, ONE_ROW)
-    getattr(message, column).append(3)
+    message = to_wire()
+    getattr(message.batch, column).append(3)
     with pytest.raises(ValueError, match=r"do not fit|columns of"):
-        wire.result_from_wire(message, ONE_ROW)
+        wire.report_from_wire(message, ONE_ROW, ONE_RANK, 0)
 
 
-@pytest.mark.parametrize("kind", [StalePlan, LoadError])
+@pytest.mark.parametrize("kind", [StalePlan, LoadError, CollectiveFailed, RanksDisagree])
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_errors_of_the_contract_keep_their_kind_and_text(kind: type[Exception], text: str) -> None:
     error = wire.error_from_text(wire.error_to_text(kind(text)))
@@ -175,7 +234,7 @@ def test_errors_of_the_contract_keep_their_kind_and_text(kind: type[Exception], 
 def test_other_errors_become_a_lost_worker_that_names_them() -> None:
     message = wire.failure_to_wire(ZeroDivisionError("in layer 3"), ONE_ROW)
     with pytest.raises(WorkerLost, match=r"^ZeroDivisionError: in layer 3$"):
-        wire.result_from_wire(message, ONE_ROW)
+        wire.report_from_wire(message, ONE_ROW, ONE_RANK, 0)
 
 
 def test_a_text_that_utf8_cannot_hold_still_arrives() -> None:
@@ -183,7 +242,7 @@ def test_a_text_that_utf8_cannot_hold_still_arrives() -> None:
 
 
 def test_settings_and_description_survive_as_json() -> None:
-    settings = echo_worker.settings(numerics="reference", threads=3)
+    settings = echo_worker.settings(numerics="reference", threads=3, rank=1)
     assert wire.settings_from_wire(wire.settings_to_wire(settings)) == settings
     description = echo_worker.EchoWorker.description
     assert wire.description_from_wire(wire.description_to_wire(description)) == description

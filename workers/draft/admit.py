@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def confidence(logits_RV: Tensor) -> Tensor:
+def confidence(top_R: Tensor, log_mass_R: Tensor) -> Tensor:
     """How sure the drafter is of its next draft: the largest probability of its law, before the draft is drawn.
 
     Of the law at temperature 1 and without cuts: the law a greedy row is sampled from is a point mass and would rank
     all its drafts alike. Never the probability of the token drawn: admission would then favour some tokens over others
     and bias the output.
 
-    logits_RV: float, −inf allowed. Returns float32 [R] in (0, 1].
+    top_R, log_mass_R: float32, the largest logit and the logarithm of the sum of all their exponentials.
+    Returns float32 [R] in (0, 1].
     """
-    logits_RV = logits_RV.to(torch.float32)
-    return torch.exp(logits_RV.amax(dim=-1) - logits_RV.logsumexp(dim=-1)).clamp(max=1.0)
+    return torch.exp(top_R - log_mass_R).clamp(max=1.0)
 
 
 def admit(

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from parallel.collectives import Group
 from state.pools import DevicePools
 from workers.batch import Batch, build_batch, lay_out, stage_layout
 from workers.draft.admit import confidence
@@ -36,27 +37,22 @@ class MtpProposer:
     """See the module. Drafts are drawn from the law that a request's sampling parameters make of the head's logits."""
 
     def __init__(
-        self, model: Qwen3Next, pools: DevicePools, registers: SamplingRegisters, ops: Ops, gamma_max: int
+        self, model: Qwen3Next, pools: DevicePools, registers: SamplingRegisters, ops: Ops, tp: Group, gamma_max: int
     ) -> None:
         assert model.drafter is not None
         self.gamma_max = gamma_max
         self._model = model
-        self._pools, self._registers, self._ops = pools, registers, ops
-        self._waiting: dict[int, int] = {}  # slots with hidden states in their window, and at most how many
+        self._pools, self._registers, self._ops, self._tp = pools, registers, ops, tp
         self._fed: tuple[Batch, Tensor, Tensor] | None = None
         self._verified = [0] * gamma_max
         self._accepted = [0] * gamma_max
-
-    def begin(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self._waiting.pop(slot, None)
 
     def observe(self, observation: Observation, *, feed: bool) -> None:
         self._fed = None
         if not feed:
             self._stow(observation)
             return
-        if any(slot in self._waiting for slot in observation.slots):
+        if observation.catches_up:
             self._catch_up(observation)
         batch = observation.batch
         hidden_ND = self._run(batch, observation.hidden_ND)
@@ -103,30 +99,51 @@ class MtpProposer:
         return drafter_pass(self._model, self._ops, self._pools, batch, hidden_ND).for_draft
 
     def _draw(self, proposal: Proposal, step: int, slots_S: Tensor, known_S: Tensor, hidden_SD: Tensor) -> None:
-        """Draft number `step` of each sequence: law, confidence (before the draw) and token go to their registers."""
-        pools, modes, count = self._pools, proposal.modes, len(proposal.slots)
-        logits_RV = self._model.logits(pad_rows(hidden_SD, self._ops.row_multiple))
-        pools.confidence[:, step].index_copy_(0, slots_S, confidence(logits_RV)[:count])
-        if modes.any_sampled:
-            slots_R = pad_rows(slots_S, self._ops.row_multiple)
-            params = self._registers.row_params(slots_R)
-            law_RV = target_law(logits_RV, params, any_sampled=True, any_sorted=modes.any_sorted)
-            draw = DrawParams(
-                greedy_N=params.greedy,
-                coupled_N=self._registers.coupled.index_select(0, slots_R),
-                seed_N=self._registers.seed.index_select(0, slots_R),
-                position_N=pad_rows(
-                    known_S + 1 + step - pools.prompt_len.index_select(0, slots_S), self._ops.row_multiple
-                ),
-            )
-            drafts_S = draw_draft(
-                law_RV, draw, proposal.step_id, any_standard=modes.any_standard, any_coupled=modes.any_coupled
-            )[:count]
-            if modes.any_standard:
-                pools.draft_law[:, step].index_copy_(0, slots_S, law_RV[:count])
-        else:
-            drafts_S = logits_RV[:count].argmax(-1)
+        """Draft number `step` of each sequence: law, confidence (before the draw) and token go to their registers.
+
+        The leader of the ranks that share the sequences draws; the others are told, bit for bit."""
+        if not proposal.slots:
+            return
+        pools = self._pools
+        logits_RP = self._model.logits(pad_rows(hidden_SD, self._ops.row_multiple))
+        drawn = self._choose(proposal, step, slots_S, known_S, logits_RP)
+        drawn_S2 = torch.empty(len(proposal.slots), 2, dtype=torch.int64, device=pools.device)
+        if drawn is not None:
+            drafts_S, confidence_S = drawn
+            drawn_S2 = torch.stack([drafts_S, confidence_S.view(torch.int32).to(torch.int64)], 1)
+        drafts_S, bits_S = self._tp.broadcast(drawn_S2).unbind(1)
+        pools.confidence[:, step].index_copy_(0, slots_S, bits_S.to(torch.int32).view(torch.float32))
         pools.log_tokens(slots_S, known_S + 1 + step, drafts_S)
+
+    def _choose(
+        self, proposal: Proposal, step: int, slots_S: Tensor, known_S: Tensor, logits_RP: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Drafts int64 [S] and confidences float32 [S], on the leader; None elsewhere."""
+        pools, modes, count = self._pools, proposal.modes, len(proposal.slots)
+        if not modes.any_sampled:
+            best = self._model.vocabulary.best(logits_RP[:count], with_mass=True)
+            if best is None:
+                return None
+            assert best.log_mass_R is not None
+            return best.id_R, confidence(best.top_R, best.log_mass_R)
+        logits_RV = self._model.vocabulary.gather(logits_RP)
+        if logits_RV is None:
+            return None
+        slots_R = pad_rows(slots_S, self._ops.row_multiple)
+        params = self._registers.row_params(slots_R)
+        law_RV = target_law(logits_RV, params, any_sampled=True, any_sorted=modes.any_sorted)
+        draw = DrawParams(
+            greedy_N=params.greedy,
+            coupled_N=self._registers.coupled.index_select(0, slots_R),
+            seed_N=self._registers.seed.index_select(0, slots_R),
+            position_N=pad_rows(known_S + 1 + step - pools.prompt_len.index_select(0, slots_S), self._ops.row_multiple),
+        )
+        drafts_R = draw_draft(
+            law_RV, draw, proposal.step_id, any_standard=modes.any_standard, any_coupled=modes.any_coupled
+        )
+        if modes.any_standard:
+            pools.draft_law[:, step].index_copy_(0, slots_S, law_RV[:count])
+        return drafts_R[:count], confidence(logits_RV.amax(-1), logits_RV.logsumexp(-1))[:count]
 
     def _stow(self, observation: Observation) -> None:
         """Hidden states of the last committed rows go to the window; what falls out of it becomes a gap."""
@@ -137,16 +154,14 @@ class MtpProposer:
         keep_N = batch.real_N & (batch.position_N < end_N) & (batch.position_N >= end_N - window)
         row_N = (batch.slot_N * window + batch.position_N % window) * keep_N  # rows not kept land in the null slot
         pools.hidden_window.view(-1, observation.hidden_ND.shape[1]).index_copy_(0, row_N, observation.hidden_ND)
-        for slot, count in zip(observation.slots, observation.max_counts, strict=True):
-            self._waiting[slot] = min(self._waiting.get(slot, 0) + count, window)
 
     def _catch_up(self, observation: Observation) -> None:
         """Feeds what waits in the windows, in one pass, before the rows of the present step."""
         pools = self._pools
         window = pools.hidden_window.shape[1]
-        columns = [i for i, slot in enumerate(observation.slots) if slot in self._waiting]
+        columns = [i for i, count in enumerate(observation.num_unfed) if count]
         slots = [observation.slots[i] for i in columns]
-        counts = [self._waiting.pop(slot) for slot in slots]
+        counts = [min(observation.num_unfed[i], window) for i in columns]
         layout = lay_out(counts, [observation.batch.max_length] * len(slots), exact=False)
         slots_B, order_B, base_B = stage_layout(layout, slots, pools.device)
         columns_B = torch.tensor(columns, dtype=torch.int64).to(pools.device)

@@ -1,12 +1,12 @@
-"""What a drafter is to a step: four verbs. Knows no model.
+"""What a drafter is to a step: three verbs. Knows no model.
 
-    begin(slots)      sequences enter their slots
     observe(...)      the target committed rows; their hidden states are seen once, now
     propose(...)      draws gamma drafts per sequence into the token log, with their laws and confidences
     accept(...)       verification's outcome, for the proposer's own counts
 
 A proposer may own weights, a cache group (its layers appear in the state layout) and a vocabulary map. Nothing it does
-can change the law of the output, only how many drafts stand.
+can change the law of the output, only how many drafts stand. It keeps nothing per sequence on the host: which passes it
+makes follows from the plan, so that all ranks make the same ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from workers.sampling.registers import Modes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """A committed pass. hidden_ND: the target's hidden states for drafting, flat rows of `batch`.
-    committed_B: rows committed per sequence; rows beyond are void. slots, max_counts: on the host, bounds."""
+    committed_B: rows committed per sequence; rows beyond are void. slots: on the host. num_unfed: earlier committed
+    rows that the drafter has not seen, a bound per sequence. catches_up: whether it sees them now, on every rank."""
 
     batch: Batch
     slots: Sequence[int]
-    max_counts: Sequence[int]
+    num_unfed: Sequence[int]
+    catches_up: bool
     hidden_ND: Tensor
     committed_B: Tensor
 
@@ -60,14 +62,13 @@ class DraftCounts:
 class Proposer(Protocol):
     gamma_max: int
 
-    def begin(self, slots: Sequence[int]) -> None: ...
-
     def observe(self, observation: Observation, *, feed: bool) -> None:
         """feed: run the drafter over the rows. Otherwise their hidden states wait in the window."""
         ...
 
     def propose(self, proposal: Proposal) -> None:
-        """Only after an observation that fed. Drafts lie in the token log behind the newest token."""
+        """Only after an observation that fed. Drafts lie in the token log behind the newest token. A proposal without
+        sequences makes the passes of one that has some."""
         ...
 
     def accept(self, num_admitted: Sequence[int], num_accepted: Sequence[int]) -> None: ...

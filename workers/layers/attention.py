@@ -45,13 +45,13 @@ class GatedAttention:
         return PagedKVSpec(group=self._group, num_kv_heads=self._num_kv, head_dim=self._head_dim, dtype=dtype)
 
     def __call__(self, x_ND: Tensor, ctx: PassContext) -> Tensor:
-        fused_NHK = self._ops.linear(x_ND, self._in_proj).view(x_ND.shape[0], -1, self._head_dim)
         num_qk = self._num_q + self._num_kv
+        fused_NHK = self._ops.linear(x_ND, self._in_proj).view(x_ND.shape[0], 2 * num_qk, self._head_dim)
         qk_NHK = self._rotary.rotate_(self._qk_norm(fused_NHK[:, :num_qk]), ctx.angles)
         v_NGK = fused_NHK[:, num_qk : num_qk + self._num_kv]
         gate_NQK = fused_NHK[:, num_qk + self._num_kv :]
         kv, view, real = ctx.kv[self._layer], ctx.views[self._group], ctx.batch.num_real
         kv[0].index_copy_(0, view.write_N, qk_NHK[:real, self._num_q :])
         kv[1].index_copy_(0, view.write_N, v_NGK[:real])
-        out_NQK = view.attend(qk_NHK[:, : self._num_q], kv) * gate_NQK.sigmoid()
+        out_NQK = view.attend(qk_NHK[:, : self._num_q], kv) * self._ops.dense(gate_NQK).sigmoid()
         return self._ops.row_linear(out_NQK.flatten(1), self._out_proj)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from parallel.experts import ExpertOwners
 from state.layout import StateSpec
 from workers.layers.attention import GatedAttention
 from workers.layers.context import PassContext
@@ -31,6 +32,7 @@ class DecoderLayer:
         dense: bool,
         ops: Ops,
         rotary: Rotary,
+        owners: ExpertOwners | None,
     ) -> None:
         self._input_norm = RmsNorm(weights[f"{prefix}input_norm.weight"], config.rms_norm_eps)
         self._post_norm = RmsNorm(weights[f"{prefix}post_norm.weight"], config.rms_norm_eps)
@@ -40,7 +42,9 @@ class DecoderLayer:
         else:
             self._mixer = GatedDeltaNet(config, weights, f"{prefix}mixer.", layer, ops)
         self._feed_forward = (
-            SwiGLU(weights, f"{prefix}mlp.", ops) if dense else MixtureOfExperts(config, weights, f"{prefix}mlp.", ops)
+            SwiGLU(weights, f"{prefix}mlp.", ops)
+            if dense
+            else MixtureOfExperts(config, weights, f"{prefix}mlp.", ops, owners)
         )
 
     def state_specs(self, dtype: str) -> tuple[StateSpec, ...]:

@@ -62,12 +62,14 @@ class GatedDeltaNet:
             for i, bucket in enumerate(batch.buckets)
         ]
         mixed_NC = F.silu(batch.scatter(mixed)).float()
-        qk_NJK = l2_normalize(mixed_NC[:, : 2 * self._num_keys * self._key_dim].view(rows, -1, self._key_dim))
+        qk_NJK = l2_normalize(
+            mixed_NC[:, : 2 * self._num_keys * self._key_dim].view(rows, 2 * self._num_keys, self._key_dim)
+        )
         q_NJK = qk_NJK[:, : self._num_keys] * self._key_dim**-0.5
         inputs = DeltaInputs(
             k=qk_NJK[:, self._num_keys :],
             v=mixed_NC[:, 2 * self._num_keys * self._key_dim :].view(rows, heads, self._value_dim),
-            beta=fused[:, -2 * heads : -heads].float().sigmoid(),
+            beta=self._ops.dense(fused[:, -2 * heads : -heads]).float().sigmoid(),
             log_decay=self._rate * F.softplus(fused[:, -heads:].float() + self._dt_bias),
         )
         txn.record_delta(self._layer, inputs)
@@ -83,7 +85,7 @@ class GatedDeltaNet:
             if bucket.is_wide:
                 txn.record_advance(self._layer, i, state)
             parts.append(out)
-        out_NHV = self._norm(batch.scatter(parts)) * F.silu(z_NHV.float())
+        out_NHV = self._norm(batch.scatter(parts)) * F.silu(self._ops.dense(z_NHV).float())
         return self._ops.row_linear(out_NHV.flatten(1).to(x_ND.dtype), self._out_proj)
 
 

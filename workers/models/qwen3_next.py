@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from parallel.experts import ExpertOwners
+from parallel.rendezvous import RankGroups
+from parallel.vocabulary import Vocabulary
 from state.layout import DRAFTER_GROUP, TARGET_GROUP, StateLayout
 from workers.layers.context import PassContext
 from workers.layers.decoder import DecoderLayer
@@ -28,16 +30,27 @@ class Hidden:
 class Qwen3Next:
     """Target and, where the checkpoint has one and it is wanted, its MTP module.
 
-    `weights` maps our parameter names to tensors; see qwen3_next_table. `max_length` bounds positions.
+    `weights` maps our parameter names to this rank's tensors; see qwen3_next_table. `max_length` bounds positions.
+    owners: of whole experts, where ranks hold such.
     """
 
     def __init__(
-        self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], ops: Ops, *, max_length: int, drafts: bool
+        self,
+        config: Qwen3NextConfig,
+        weights: Mapping[str, Tensor],
+        ops: Ops,
+        groups: RankGroups,
+        *,
+        max_length: int,
+        drafts: bool,
     ) -> None:
         self.config = config
         self._ops = ops
         self._embed = weights["embed.weight"]
         self._head = self._embed if config.tied else weights["lm_head.weight"]
+        self.vocabulary = Vocabulary(config.vocab_size, groups.tp)
+        spreads = groups.mesh.spreads_experts and config.num_experts > 0
+        self.owners = ExpertOwners(config.num_experts, groups.world, self._embed.device) if spreads else None
         self._norm = RmsNorm(weights["norm.weight"], config.rms_norm_eps)
         self.rotary = Rotary(config.rotary_dim, config.rope_theta, max_length, self._embed.device)
         self.layers = [
@@ -51,10 +64,11 @@ class Qwen3Next:
                 dense=i in config.dense_layers,
                 ops=ops,
                 rotary=self.rotary,
+                owners=self.owners,
             )
             for i, kind in enumerate(config.layer_types)
         ]
-        self.drafter = MtpModule(config, weights, ops, self.rotary) if drafts else None
+        self.drafter = MtpModule(config, weights, ops, self.rotary, self.owners) if drafts else None
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +86,7 @@ class Qwen3Next:
         )
 
     def embed(self, ids_N: Tensor) -> Tensor:
-        return F.embedding(ids_N, self._embed)
+        return self.vocabulary.embed(ids_N, self._embed)
 
     def forward(self, ids_N: Tensor, ctx: PassContext) -> Hidden:
         """ids int64 [N] → post-final-norm hidden states, which the head and the drafter both take."""
@@ -83,8 +97,8 @@ class Qwen3Next:
         return Hidden(for_logits=hidden, for_draft=hidden)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """[R, D] → float32 [R, V]."""
-        return self._ops.linear(hidden_RD, self._head).float()
+        """[R, D] → float32 [R, P]: this rank's columns of the vocabulary; see `vocabulary` for those of all."""
+        return self.vocabulary.without_padding(self._ops.linear(hidden_RD, self._head).float())
 
 
 class MtpModule:
@@ -92,7 +106,14 @@ class MtpModule:
     attention. Chained: a step's output is the next step's h. Its KV, one entry a position, is a cache group of its
     own."""
 
-    def __init__(self, config: Qwen3NextConfig, weights: Mapping[str, Tensor], ops: Ops, rotary: Rotary) -> None:
+    def __init__(
+        self,
+        config: Qwen3NextConfig,
+        weights: Mapping[str, Tensor],
+        ops: Ops,
+        rotary: Rotary,
+        owners: ExpertOwners | None,
+    ) -> None:
         self._ops = ops
         self._embed_norm = RmsNorm(weights["mtp.embed_norm.weight"], config.rms_norm_eps)
         self._hidden_norm = RmsNorm(weights["mtp.hidden_norm.weight"], config.rms_norm_eps)
@@ -108,6 +129,7 @@ class MtpModule:
             dense=False,
             ops=ops,
             rotary=rotary,
+            owners=owners,
         )
 
     def forward(self, embedding_ND: Tensor, hidden_ND: Tensor, ctx: PassContext) -> Hidden:

@@ -8,10 +8,12 @@ Shape letters: N flat rows, D width in, O width out, Q query heads, G key/value 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from parallel.experts import ExpertOwners
 from state.fold import DeltaInputs
 from workers.batch import Batch
 
@@ -36,8 +38,30 @@ class KVReader(Protocol):
     def kv_rows_of(self, group: str, slots_B: Tensor, length: int) -> Tensor: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Routed experts as a rank holds them: gate_up [E, 2 F, D], gate above up, and down [E, D, F].
+
+    owners: where ranks hold whole experts; None where each holds a part of the inner width of all.
+    """
+
+    gate_up_EOD: Tensor
+    down_EDF: Tensor
+    owners: ExpertOwners | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpert:
+    """The expert that every row takes, up to its last product: inner activations [N, F] and down [D, F], F the part of
+    this rank; gate [N, 1]."""
+
+    inner_NF: Tensor
+    down_DF: Tensor
+    gate_N1: Tensor
+
+
 class Ops(Protocol):
-    """One numerics mode."""
+    """One numerics mode, on one of the ranks that cut a model between them."""
 
     @property
     def row_multiple(self) -> int:
@@ -49,7 +73,7 @@ class Ops(Protocol):
         ...
 
     def row_linear(self, x_ND: Tensor, weight_OD: Tensor) -> Tensor:
-        """x Wᵀ, row parallel: a rank holds input columns of W, partial sums are added in rank order."""
+        """x Wᵀ, row parallel: a rank holds input columns of W and x; the sum over ranks, complete on each of them."""
         ...
 
     def attention_view(
@@ -69,8 +93,14 @@ class Ops(Protocol):
         """The state after counts_B records; a state.txn.DeltaFold."""
         ...
 
-    def experts(
-        self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor
+    def dense(self, x: Tensor) -> Tensor:
+        """`x`, laid out so that element-wise functions give the same bits on any number of ranks, if the mode is to."""
+        ...
+
+    def mixture(
+        self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, experts: Experts, shared: SharedExpert
     ) -> Tensor:
-        """Σ over the row's experts, in router order, of weight · down(silu(gate x) · up x). → [N, D]."""
+        """Σ over the row's experts of weight · down(silu(gate x) · up x), plus gate · down(inner) of the shared one.
+
+        x, experts and weights are those of all rows, the same on every rank that shares them. → [N, D], complete."""
         ...

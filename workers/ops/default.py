@@ -8,12 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parallel.collectives import Group
+from parallel.experts import ABSENT
 from state.fold import DeltaInputs, gated_delta_chunks
 from workers.batch import Batch
-from workers.ops.base import KVReader
+from workers.ops.base import Experts, KVReader, SharedExpert
 
 # The public name came after torch 2.9.
-_grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
+_library_grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
+_GROUPED_ROW_BYTES = 16
+"""The library's grouped product takes rows of a multiple of this only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class BucketedView:
             k, v = (part.index_select(0, rows).view(size, length, num_kv, head_dim).transpose(1, 2) for part in kv)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             out = out.view(size, num_kv, share, width, head_dim).permute(0, 3, 1, 2, 4)
-            parts.append(out.reshape(size, width, -1, head_dim))
+            parts.append(out.reshape(size, width, share * num_kv, head_dim))
         return self.batch.scatter(parts)
 
 
@@ -53,14 +57,15 @@ class DefaultOps:
 
     row_multiple = 1
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, tp: Group) -> None:
+        self._tp = tp
         self._open, self._closed = torch.tensor([0.0, float("-inf")], dtype=dtype, device=device)
 
     def linear(self, x_ND: Tensor, weight_OD: Tensor) -> Tensor:
         return F.linear(x_ND, weight_OD)
 
     def row_linear(self, x_ND: Tensor, weight_OD: Tensor) -> Tensor:
-        return F.linear(x_ND, weight_OD)
+        return self._tp.all_reduce(F.linear(x_ND, weight_OD))
 
     def attention_view(
         self, batch: Batch, pool: KVReader, group: str, gap: tuple[Tensor, Tensor] | None
@@ -96,31 +101,74 @@ class DefaultOps:
     def delta_fold(self, state_BHKV: Tensor, records: DeltaInputs, counts_B: Tensor) -> Tensor:
         return gated_delta_chunks(state_BHKV, None, records.only_first(counts_B))[1]
 
-    def experts(
-        self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor
+    def dense(self, x: Tensor) -> Tensor:
+        return x
+
+    def mixture(
+        self, x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, experts: Experts, shared: SharedExpert
     ) -> Tensor:
-        num_rows, top_k = expert_NK.shape
-        if num_rows == 1 and x_ND.device.type == "cpu":
-            return _experts_of_one_row(x_ND, expert_NK, weight_NK, gate_up_EOD, down_EDF)
-        num_experts = gate_up_EOD.shape[0]
-        flat = expert_NK.reshape(-1)
-        order = flat.argsort(stable=True)
-        counts_E = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
-        ends_E = counts_E.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0).to(torch.int32)
-        gate, up = _grouped_mm(x_ND.index_select(0, order // top_k), gate_up_EOD.transpose(1, 2), offs=ends_E).chunk(
-            2, -1
-        )
-        out = _grouped_mm(F.silu(gate) * up, down_EDF.transpose(1, 2), offs=ends_E)
-        out = torch.empty_like(out).index_copy_(0, order, out).view(num_rows, top_k, -1)
-        return (out * weight_NK[..., None]).sum(1)
+        shared_ND = F.linear(shared.inner_NF, shared.down_DF)
+        if experts.owners is None:
+            # One reduction serves the partial sums of routed and shared experts.
+            routed_ND = _experts(x_ND, expert_NK, weight_NK, experts)
+            return self._tp.all_reduce(torch.addcmul(routed_ND, shared_ND, shared.gate_N1))
+        # Ranks that hold the same rows send a part each; the reduction brings the parts together again.
+        start, stop = row_part(x_ND.shape[0], self._tp)
+        x_ND, expert_NK, weight_NK = x_ND[start:stop], expert_NK[start:stop], weight_NK[start:stop]
+        sent, received = experts.owners.exchange(x_ND, expert_NK, weight_NK)
+        y_MD = _experts(received.x_MD, received.expert_MK, received.weight_MK, experts)
+        total_ND = shared_ND * shared.gate_N1
+        total_ND[start:stop] += experts.owners.return_sums(y_MD, sent, received)
+        return self._tp.all_reduce(total_ND)
 
 
-def _experts_of_one_row(
-    x_1D: Tensor, expert_1K: Tensor, weight_1K: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor
-) -> Tensor:
+def row_part(num_rows: int, group: Group) -> tuple[int, int]:
+    """Which of the rows that a group shares one rank handles."""
+    part = -(-num_rows // group.size)
+    return min(group.rank * part, num_rows), min((group.rank + 1) * part, num_rows)
+
+
+def _experts(x_ND: Tensor, expert_NK: Tensor, weight_NK: Tensor, experts: Experts) -> Tensor:
+    """Weighted sum over the experts of each row that are present; partial where experts are cut."""
+    num_rows, top_k = expert_NK.shape
+    gate_up_EOD, down_EDF = experts.gate_up_EOD, experts.down_EDF
+    if num_rows == 0:
+        return torch.zeros_like(x_ND)
+    if num_rows == 1 and x_ND.device.type == "cpu":
+        return _experts_of_one_row(x_ND, expert_NK, weight_NK, experts)
+    num_experts = gate_up_EOD.shape[0]
+    flat = expert_NK.reshape(-1)
+    if experts.owners is not None:
+        flat = flat.masked_fill(flat == ABSENT, num_experts)  # behind all groups
+    order = flat.argsort(stable=True)
+    counts_E = torch.zeros(num_experts + 1, dtype=torch.int64, device=flat.device)
+    ends_E = counts_E.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0)[:-1].to(torch.int32)
+    gate, up = _grouped_mm(x_ND.index_select(0, order // top_k), gate_up_EOD, ends_E).chunk(2, -1)
+    out = _grouped_mm(F.silu(gate) * up, down_EDF, ends_E)
+    out = torch.empty_like(out).index_copy_(0, order, out).view(num_rows, top_k, -1)
+    if experts.owners is not None:
+        out = out.masked_fill(expert_NK[..., None] == ABSENT, 0)  # rows behind all groups hold anything
+    return (out * weight_NK[..., None]).sum(1)
+
+
+def _grouped_mm(x_PD: Tensor, weight_EOD: Tensor, ends_E: Tensor) -> Tensor:
+    """x Wᵀ of each row with its group's matrix; group e is [ends[e − 1], ends[e]). Rows behind all groups: anything."""
+    widths = (x_PD.shape[1], weight_EOD.shape[1])
+    if not any(width * x_PD.element_size() % _GROUPED_ROW_BYTES for width in widths):
+        return _library_grouped_mm(x_PD, weight_EOD.transpose(1, 2), offs=ends_E)
+    out_PO = x_PD.new_zeros(x_PD.shape[0], weight_EOD.shape[1])
+    start = 0
+    for stop, weight_OD in zip(ends_E.tolist(), weight_EOD, strict=True):
+        out_PO[start:stop] = F.linear(x_PD[start:stop], weight_OD)
+        start = stop
+    return out_PO
+
+
+def _experts_of_one_row(x_1D: Tensor, expert_1K: Tensor, weight_1K: Tensor, experts: Experts) -> Tensor:
     """A single row on a CPU: the experts' own matrices, read in place, without sorting or grouping."""
     out_1D = torch.zeros_like(x_1D)
     for i, expert in enumerate(expert_1K[0].tolist()):
-        gate, up = F.linear(x_1D, gate_up_EOD[expert]).chunk(2, -1)
-        out_1D.addcmul_(F.linear(F.silu(gate) * up, down_EDF[expert]), weight_1K[:, i : i + 1])
+        if expert != ABSENT:
+            gate, up = F.linear(x_1D, experts.gate_up_EOD[expert]).chunk(2, -1)
+            out_1D.addcmul_(F.linear(F.silu(gate) * up, experts.down_EDF[expert]), weight_1K[:, i : i + 1])
     return out_1D

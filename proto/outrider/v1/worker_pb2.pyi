@@ -27,9 +27,23 @@ class LoadProgress(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., description_json: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step_id", "epoch", "admitted", "released_slots", "slots", "sequence_epochs", "num_known", "num_drafts", "samples", "max_committed", "gamma", "verify_budget", "feed_drafter", "report_margins")
+    __slots__ = ("step_id", "epoch", "batches", "gamma", "feed_drafter", "report_margins")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    FEED_DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    REPORT_MARGINS_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    epoch: int
+    batches: _containers.RepeatedCompositeFieldContainer[BatchPlan]
+    gamma: int
+    feed_drafter: bool
+    report_margins: bool
+    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchPlan, _Mapping]]] = ..., gamma: _Optional[int] = ..., feed_drafter: _Optional[bool] = ..., report_margins: _Optional[bool] = ...) -> None: ...
+
+class BatchPlan(_message.Message):
+    __slots__ = ("admitted", "released_slots", "slots", "sequence_epochs", "num_known", "num_drafts", "samples", "max_committed", "num_unfed", "verify_budget")
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -38,12 +52,8 @@ class StepPlan(_message.Message):
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MAX_COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNFED_FIELD_NUMBER: _ClassVar[int]
     VERIFY_BUDGET_FIELD_NUMBER: _ClassVar[int]
-    FEED_DRAFTER_FIELD_NUMBER: _ClassVar[int]
-    REPORT_MARGINS_FIELD_NUMBER: _ClassVar[int]
-    step_id: int
-    epoch: int
     admitted: _containers.RepeatedCompositeFieldContainer[NewSequence]
     released_slots: _containers.RepeatedScalarFieldContainer[int]
     slots: _containers.RepeatedScalarFieldContainer[int]
@@ -52,11 +62,9 @@ class StepPlan(_message.Message):
     num_drafts: _containers.RepeatedScalarFieldContainer[int]
     samples: _containers.RepeatedScalarFieldContainer[bool]
     max_committed: _containers.RepeatedScalarFieldContainer[int]
-    gamma: int
+    num_unfed: _containers.RepeatedScalarFieldContainer[int]
     verify_budget: int
-    feed_drafter: bool
-    report_margins: bool
-    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., admitted: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., released_slots: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., sequence_epochs: _Optional[_Iterable[int]] = ..., num_known: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., max_committed: _Optional[_Iterable[int]] = ..., gamma: _Optional[int] = ..., verify_budget: _Optional[int] = ..., feed_drafter: _Optional[bool] = ..., report_margins: _Optional[bool] = ...) -> None: ...
+    def __init__(self, admitted: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., released_slots: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., sequence_epochs: _Optional[_Iterable[int]] = ..., num_known: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., max_committed: _Optional[_Iterable[int]] = ..., num_unfed: _Optional[_Iterable[int]] = ..., verify_budget: _Optional[int] = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("slot", "sequence_epoch", "uid", "prompt", "tables", "temperature", "top_k", "top_p", "min_p", "seed", "coupled", "stop_token_ids", "max_tokens")
@@ -94,37 +102,71 @@ class BlockTable(_message.Message):
     pages: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, pages: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class StepResult(_message.Message):
-    __slots__ = ("step_id", "epoch", "num_emitted", "num_admitted", "num_accepted", "emitted", "drafted", "total_s", "target_s", "verify_s", "commit_s", "draft_s", "error", "margins")
+class RankReport(_message.Message):
+    __slots__ = ("step_id", "epoch", "batch", "digests", "collectives", "timings", "error")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    epoch: int
+    batch: BatchResult
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    collectives: _containers.RepeatedCompositeFieldContainer[CollectiveCount]
+    timings: Timings
+    error: str
+    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., batch: _Optional[_Union[BatchResult, _Mapping]] = ..., digests: _Optional[_Iterable[int]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveCount, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class BatchResult(_message.Message):
+    __slots__ = ("num_emitted", "num_admitted", "num_accepted", "emitted", "drafted", "margins")
     NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ADMITTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
-    TARGET_S_FIELD_NUMBER: _ClassVar[int]
-    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
-    COMMIT_S_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
     MARGINS_FIELD_NUMBER: _ClassVar[int]
-    step_id: int
-    epoch: int
     num_emitted: _containers.RepeatedScalarFieldContainer[int]
     num_admitted: _containers.RepeatedScalarFieldContainer[int]
     num_accepted: _containers.RepeatedScalarFieldContainer[int]
     emitted: _containers.RepeatedScalarFieldContainer[int]
     drafted: _containers.RepeatedScalarFieldContainer[int]
+    margins: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, num_emitted: _Optional[_Iterable[int]] = ..., num_admitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., margins: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class CollectiveCount(_message.Message):
+    __slots__ = ("group", "count", "digest")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    count: int
+    digest: int
+    def __init__(self, group: _Optional[str] = ..., count: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("total_s", "target_s", "verify_s", "commit_s", "draft_s", "collective_s", "dispatch_s", "combine_s", "expert_rows")
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_S_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_S_FIELD_NUMBER: _ClassVar[int]
+    COMBINE_S_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_ROWS_FIELD_NUMBER: _ClassVar[int]
     total_s: float
     target_s: float
     verify_s: float
     commit_s: float
     draft_s: float
-    error: str
-    margins: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_emitted: _Optional[_Iterable[int]] = ..., num_admitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., total_s: _Optional[float] = ..., target_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., error: _Optional[str] = ..., margins: _Optional[_Iterable[float]] = ...) -> None: ...
+    collective_s: float
+    dispatch_s: float
+    combine_s: float
+    expert_rows: int
+    def __init__(self, total_s: _Optional[float] = ..., target_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., collective_s: _Optional[float] = ..., dispatch_s: _Optional[float] = ..., combine_s: _Optional[float] = ..., expert_rows: _Optional[int] = ...) -> None: ...
 
 class CheckIntegrityRequest(_message.Message):
     __slots__ = ()

@@ -42,7 +42,7 @@ class WorkerServiceStub:
         self.Execute = channel.stream_stream(
                 '/outrider.v1.WorkerService/Execute',
                 request_serializer=outrider_dot_v1_dot_worker__pb2.StepPlan.SerializeToString,
-                response_deserializer=outrider_dot_v1_dot_worker__pb2.StepResult.FromString,
+                response_deserializer=outrider_dot_v1_dot_worker__pb2.RankReport.FromString,
                 _registered_method=True)
         self.CheckIntegrity = channel.unary_unary(
                 '/outrider.v1.WorkerService/CheckIntegrity',
@@ -85,7 +85,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
             'Execute': grpc.stream_stream_rpc_method_handler(
                     servicer.Execute,
                     request_deserializer=outrider_dot_v1_dot_worker__pb2.StepPlan.FromString,
-                    response_serializer=outrider_dot_v1_dot_worker__pb2.StepResult.SerializeToString,
+                    response_serializer=outrider_dot_v1_dot_worker__pb2.RankReport.SerializeToString,
             ),
             'CheckIntegrity': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckIntegrity,
@@ -146,7 +146,7 @@ class WorkerService:
             target,
             '/outrider.v1.WorkerService/Execute',
             outrider_dot_v1_dot_worker__pb2.StepPlan.SerializeToString,
-            outrider_dot_v1_dot_worker__pb2.StepResult.FromString,
+            outrider_dot_v1_dot_worker__pb2.RankReport.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,133 @@
+"""Decides one step of all ranks: who enters where, and what the ranks must agree on. Knows no clock, no link, no text.
+
+    queue, in strict order ──▶ the rank with room that suits the head best ──▶ its own slots, pages, running order
+
+γ and whether the drafter runs are one answer for all; everything else is the business of each data-parallel rank. The
+queue outlives this; the rest lasts as long as one life of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from runtime.scheduler.queue import WaitingQueue
+from runtime.scheduler.routing import PrefixRouter
+from runtime.scheduler.scheduler import Scheduler
+from runtime.verification.planner import plan_speculation
+from runtime.verification.policy import Policy
+from state.ledger import RunningSequence
+from workers.plan import NewSequence, StepPlan
+
+
+class GroupScheduler:
+    """Plans the steps of a group of ranks.
+
+    queue: requests that wait; admission takes from its head.
+    schedulers: one per data-parallel rank, in order.
+    router: chooses among them.
+    epoch: the life of the group that the plans are for.
+    first_step_id: id of the first plan.
+    """
+
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        schedulers: Sequence[Scheduler],
+        router: PrefixRouter,
+        *,
+        epoch: int,
+        first_step_id: int = 1,
+    ) -> None:
+        self.queue = queue
+        self.schedulers = tuple(schedulers)
+        self.epoch = epoch
+        self.next_step_id = first_step_id
+        self._router = router
+        # The data-parallel rank of each running sequence, by uid.
+        self._homes: dict[int, int] = {}
+
+    @property
+    def running(self) -> Iterator[RunningSequence]:
+        """All running sequences, rank by rank."""
+        return (sequence for scheduler in self.schedulers for sequence in scheduler.ledger)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a plan made now would move anything on any rank."""
+        return bool(self.queue) or any(scheduler.has_work for scheduler in self.schedulers)
+
+    @property
+    def num_openings(self) -> int:
+        """Slots that the queue may fill in the next step; 0 while no rank has room for its head."""
+        head = self.queue.head
+        return sum(
+            scheduler.ledger.slots.num_free for scheduler in self.schedulers if head is None or scheduler.has_room(head)
+        )
+
+    def find(self, dp_rank: int, slot: int, epoch: int) -> RunningSequence | None:
+        """The tenant of a data-parallel rank's slot if it is still the one of `epoch`."""
+        return self.schedulers[dp_rank].ledger.find(slot, epoch)
+
+    def sequence(self, uid: int) -> RunningSequence | None:
+        """The running sequence of a request; None while it waits, and after its end."""
+        dp_rank = self._homes.get(uid)
+        return None if dp_rank is None else self.schedulers[dp_rank].ledger[uid]
+
+    def plan(self, policy: Policy) -> StepPlan:
+        """The next step. Admits what fits."""
+        admitted = self._admit()
+        speculation = plan_speculation(
+            policy, [scheduler.load() for scheduler in self.schedulers], num_waiting=len(self.queue)
+        )
+        batches = tuple(
+            scheduler.plan(new, verify_budget=budget, feed_drafter=speculation.feed_drafter)
+            for scheduler, new, budget in zip(self.schedulers, admitted, speculation.verify_budgets, strict=True)
+        )
+        plan = StepPlan(
+            step_id=self.next_step_id,
+            epoch=self.epoch,
+            batches=batches,
+            gamma=speculation.gamma,
+            feed_drafter=speculation.feed_drafter,
+            report_margins=any(
+                scheduler.reports_margins(batch) for scheduler, batch in zip(self.schedulers, batches, strict=True)
+            ),
+        )
+        self.next_step_id += 1
+        return plan
+
+    def release(self, uid: int) -> None:
+        """Lets go of a running sequence; see Scheduler.release."""
+        self.schedulers[self._homes[uid]].release(uid)
+        del self._homes[uid]
+
+    def check_integrity(self) -> list[str]:
+        """One line per violated invariant of the books; empty when all hold."""
+        problems = [
+            f"data-parallel rank {dp_rank}: {problem}"
+            for dp_rank, scheduler in enumerate(self.schedulers)
+            for problem in scheduler.ledger.check_integrity()
+        ]
+        homes = {
+            sequence.uid: dp_rank for dp_rank, scheduler in enumerate(self.schedulers) for sequence in scheduler.ledger
+        }
+        if homes != self._homes:
+            problems.append(f"sequences run on data-parallel ranks {homes}, the books say {self._homes}")
+        return problems
+
+    def _admit(self) -> list[list[NewSequence]]:
+        """Empties the queue from its head for as long as a rank has room; what enters, per data-parallel rank."""
+        admitted: list[list[NewSequence]] = [[] for _ in self.schedulers]
+        while (head := self.queue.head) is not None:
+            outstanding = {
+                dp_rank: scheduler.num_outstanding_tokens
+                for dp_rank, scheduler in enumerate(self.schedulers)
+                if scheduler.has_room(head)
+            }
+            if not outstanding:
+                break
+            request = self.queue.remove(head.uid)
+            dp_rank = self._router.route(request.prompt, outstanding)
+            admitted[dp_rank].append(self.schedulers[dp_rank].admit(request))
+            self._homes[request.uid] = dp_rank
+        return admitted
