@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,8 @@ def test_an_actor_that_dies_while_loading_leaves_its_last_words(tmp_path: Path) 
             with pytest.raises(WorkerLost) as caught:
                 await supervisor.start(lambda *_: None)
             text = str(caught.value)
-            assert text.startswith("rank 1 (dp 0, tp 1) failed at stage 'weights': Ray actor rank-1-epoch-1, process ")
+            # Its last word on the stage may die with it.
+            assert re.match(r"rank 1 \(dp 0, tp 1\) failed at stage '\w+': Ray actor rank-1-epoch-1, process ", text)
             assert f"last words of the worker\n({tmp_path}/logs/worker-" in text
             assert "-rank1-epoch1.log)" in text
 

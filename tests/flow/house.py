@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -21,6 +23,10 @@ from runtime.front.client import OutriderClient
 from runtime.serve import Deployment
 
 T = TypeVar("T")
+
+SEED = int(os.environ.get("OUTRIDER_TEST_SEED") or datetime.date.today().toordinal())
+"""Moves samples of large matrices: the day's number, unless the environment names another."""
+
 Frame = inference_pb2.GenerateResponse
 
 

@@ -22,7 +22,7 @@ from fakes import saboteur
 from fakes.relay import RelayedLauncher
 from fakes.saboteur import Order
 from fakes.supervised import is_gone
-from flow.house import House, open_house, request
+from flow.house import SEED, House, open_house, request
 
 from configs.schema import ServeSettings
 from runtime.cluster.process_launcher import ProcessLauncher
@@ -105,7 +105,14 @@ async def until_error(house: House, started: asyncio.Event) -> grpc.aio.AioRpcEr
     raise AssertionError("the stream ended well")
 
 
-@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS)
+# A layout a day; the others in the full run.
+BY_DAY = [
+    pytest.param(layout, id=name, marks=() if i == SEED % len(LAYOUTS) else pytest.mark.full)
+    for i, (name, layout) in enumerate(LAYOUTS.items())
+]
+
+
+@pytest.fixture(scope="module", params=BY_DAY)
 def faulty(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyHouse]:
     folder = tmp_path_factory.mktemp("faults")
     orders = folder / "orders.json"

@@ -54,7 +54,7 @@ async def until_code(house: House, started: asyncio.Event) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("fault", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
 def test_streams_end_and_service_returns(faulty_house: House, fault: signal.Signals) -> None:
     house = faulty_house
     house.set_policy(1)

@@ -114,8 +114,10 @@ class Hosts:
         return ["ip", "netns", "exec", self._name(host), *command]
 
     def _env(self) -> dict[str, str]:
+        # This process may have a Ray of its own, whose settings are none of theirs.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         return {
-            **os.environ,
+            **inherited,
             "RAY_USAGE_STATS_ENABLED": "0",
             # A head that others may join asks for a token.
             "RAY_AUTH_MODE": "token",

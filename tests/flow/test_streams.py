@@ -6,18 +6,15 @@ Prompts and pairs move with a seed, the day's number unless OUTRIDER_TEST_SEED n
 from __future__ import annotations
 
 import asyncio
-import datetime
 import itertools
-import os
 import random
 
 import pytest
-from flow.house import House, Reply, heldout, request
+from flow.house import SEED, House, Reply, heldout, request
 
 MODES = {"greedy": {}, "seeded": {"temperature": 1.0}}
 GAMMAS = (None, 1, 2, 4, 8)
 CONCURRENCIES = (1, 16)
-SEED = int(os.environ.get("OUTRIDER_TEST_SEED") or datetime.date.today().toordinal())
 
 _baselines: dict[tuple[str, int, int], list[Reply]] = {}
 
