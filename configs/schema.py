@@ -142,7 +142,11 @@ class ClusterSettings(Settings):
         description="Address ranks listen on; unset: loopback on one machine, the Ray node's address in a cluster.",
     )
     worker_advertise_host: str | None = Field(None, description="Address the runtime dials; unset: the bind address.")
-    worker_port_min: Port = Field(0, description="First port a rank may listen on; 0 takes a free one.")
+    worker_port_min: Port = Field(
+        0,
+        description="First port a rank may listen on, for steps and for the ranks' meeting; 0 takes a free one. "
+        "Collectives choose ports of their own.",
+    )
     worker_port_max: Port = Field(0, description="Last port a rank may listen on.")
     collectives: Literal["auto", "gloo", "nccl"] = Field(
         "auto", description="What carries collectives between ranks. auto: NCCL between GPUs, gloo between CPUs."

@@ -1,8 +1,9 @@
 """What a step costs on one rank and on two: compute, collectives, dispatch and combine, links, host, expert imbalance.
 
 One deployment per layout, started one after the other and measured in turns, so that a noisy moment hits none of them
-alone. Greedy decoding of held-out prompts on the bundled model, over gRPC, end-of-sequence ignored, default numerics.
-Milliseconds per step; ranks of one machine share its cores, so more ranks than cores only cost.
+alone. Greedy decoding of held-out prompts on the bundled model, over gRPC, end-of-sequence ignored, default numerics;
+where a layout's text parts from that of one rank, the place and the logit gap are printed. Milliseconds per step; ranks
+of one machine share its cores, so more ranks than cores only cost.
 
     python docs/benchmarks/ranks.py [--tokens 48] [--repeats 3] [--streams 1 16] [--gamma 0 2]
 """
@@ -25,6 +26,8 @@ from rich.table import Table
 from configs.load import demo_checkpoint, load_settings
 from outrider.v1 import inference_pb2, types_pb2
 from parallel.mesh import Mesh
+from runtime.cli.comparison import Completion, PolicyRun, first_difference
+from runtime.cli.generate import rounds_of
 from runtime.front.client import OutriderClient
 from runtime.serve import Deployment
 from runtime.statistics import EngineStatistics
@@ -68,7 +71,13 @@ async def main() -> None:
             await measure(*houses[mesh], prompts, max(args.streams), 0, args.tokens)
         for _, (streams, gamma, mesh) in track(list(itertools.product(range(args.repeats), cells)), "measuring"):
             found[streams, gamma, mesh].append(await measure(*houses[mesh], prompts, streams, gamma, args.tokens))
-    Console(width=140).print(table(found))
+        texts = {mesh: await greedy_run(houses[mesh][1], prompts, args.tokens) for mesh in LAYOUTS}
+    out = Console(width=140)
+    out.print(table(found))
+    for mesh in LAYOUTS[1:]:
+        difference = first_difference(texts[LAYOUTS[0]], texts[mesh])
+        told = "the same tokens as one rank" if difference is None else difference.explain("float32")
+        out.print(f"{mesh}: {told}", highlight=False)
 
 
 async def start(stack: contextlib.AsyncExitStack, mesh: Mesh, streams: int) -> tuple[Deployment, OutriderClient]:
@@ -101,6 +110,27 @@ async def stream(client: OutriderClient, prompt: str, tokens: int) -> None:
     sampling = types_pb2.Sampling(temperature=0)
     async for _ in client.generate(inference_pb2.GenerateRequest(text=prompt, sampling=sampling, stopping=stopping)):
         pass
+
+
+async def greedy_run(client: OutriderClient, prompts: list[str], tokens: int) -> PolicyRun:
+    """All prompts at once, with the logit gaps of their tokens."""
+
+    async def one(prompt: str) -> Completion:
+        request = inference_pb2.GenerateRequest(
+            text=prompt,
+            sampling=types_pb2.Sampling(temperature=0),
+            stopping=types_pb2.Stopping(max_tokens=tokens, ignore_eos=True),
+            report_rounds=True,
+        )
+        frames = [frame async for frame in client.generate(request)]
+        return Completion(
+            tokens=tuple(token for frame in frames for token in frame.token_ids),
+            rounds=tuple(round_ for frame in frames for round_ in rounds_of(frame)),
+            seconds=1.0,
+        )
+
+    await client.set_policy(None)
+    return PolicyRun(policy="off", completions=tuple(await asyncio.gather(*map(one, prompts))))
 
 
 def cell(before: EngineStatistics, after: EngineStatistics, tokens: int, seconds: float) -> Cell:
