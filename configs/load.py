@@ -70,6 +70,7 @@ def load_settings(yaml_path: Path | None, overrides: Mapping[str, Any]) -> Serve
     except ValidationError as error:
         raise SettingsError("\n".join(places.explain(problem) for problem in error.errors())) from None
     _check_step(settings, places)
+    _check_slices(settings, places)
     return _with_checkpoint(settings, places)
 
 
@@ -81,6 +82,16 @@ def _check_step(settings: ServeSettings, places: _Places) -> None:
         raise SettingsError(
             f"{places.of(key)}{key}: {given} rows do not hold a verify pass of {gamma_max} drafts and one prompt row; "
             f"raise it to {gamma_max + 2} or lower speculation.gamma_max"
+        )
+
+
+def _check_slices(settings: ServeSettings, places: _Places) -> None:
+    """Every rank of reference numerics adds whole slices."""
+    key, given, tp = "model.k_slices", settings.model.k_slices, settings.parallel.tp
+    if settings.model.numerics == "reference" and given % tp:
+        raise SettingsError(
+            f"{places.of(key)}{key}: {given} slices do not divide among parallel.tp {tp} ranks of reference numerics; "
+            "give a multiple of it (runs compare equal only where they have the same number)"
         )
 
 

@@ -21,6 +21,7 @@ from runtime.front.tokenizer import Tokenizer
 from runtime.link import RankProgress
 from runtime.statistics import EngineStatistics
 from workers.address import join_address
+from workers.models.layouts import check_layout
 from workers.plan import WorkerDescription
 
 
@@ -56,10 +57,14 @@ class Deployment:
     async def start(self, progress: RankProgress) -> None:
         """Returns when requests are served. `stop` must follow, also where this raises or is cancelled.
 
-        Raises OSError (the address cannot be listened on), LoadError (tokenizer, chat template or sampling defaults of
-        the checkpoint; the text names the file) or WorkerError (a rank cannot start or load; the text names it).
+        Raises OSError (the address cannot be listened on, state_dir cannot be written), LoadError (the layout does not
+        suit the model; tokenizer, chat template or sampling defaults, by file) or WorkerError (a rank cannot start or
+        load; the text names it).
         """
         _check_free(self._settings.server.host, self._settings.server.port)
+        _check_writable(self._settings.state_dir)
+        parallel = self._settings.parallel
+        check_layout(self._path, Mesh(dp=parallel.dp, tp=parallel.tp, ep=parallel.ep))
         self._files = files = await self._load_beside_ranks(progress)
         self._front = FrontServer(self._engine, self._hub, files.tokenizer, self._settings, defaults=files.defaults)
         self._port = await self._front.start()
@@ -154,6 +159,18 @@ def _layout_line(mesh: Mesh) -> str:
     ranks = "1 rank" if mesh.size == 1 else f"{mesh.size} ranks"
     experts = ", each with whole experts of its own" if mesh.spreads_experts else ""
     return f"{mesh}: {ranks}{experts}"
+
+
+def _check_writable(state_dir: Path) -> None:
+    """Raises OSError that names the setting: ranks log there, and their own word for it would come late."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        if not os.access(state_dir, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise OSError(
+            f"state_dir {state_dir} cannot be written: {error.strerror}; set state_dir to a folder that can"
+        ) from None
 
 
 def _check_free(host: str, port: int) -> None:

@@ -60,11 +60,13 @@ class WorkerActor:
         _redirect_output(log_path)
         faulthandler.enable()
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+        own_host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
         self._server, opened = open_rank(
             factory_at(factory),
             epoch=epoch,
-            bind_host=bind_host or get_node_ip_address(),  # type: ignore[no-untyped-call]
+            bind_host=bind_host or own_host,
             advertise_host=advertise_host,
+            own_host=own_host,
             ports=ports,
             keeps_store=keeps_store,
         )

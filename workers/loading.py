@@ -22,8 +22,8 @@ from workers.draft.proposer import Proposer
 from workers.inputs import StepInputs
 from workers.models.checkpoint import Checkpoint
 from workers.models.config import MTP_PREFIX, Qwen3NextConfig
+from workers.models.layouts import shard_table
 from workers.models.qwen3_next import Qwen3Next
-from workers.models.qwen3_next_table import tensor_table
 from workers.models.rules import TensorRule, table_shapes
 from workers.models.weights import LoadReport, load_parameters
 from workers.ops.base import Ops
@@ -194,14 +194,6 @@ def _check(model: Qwen3Next, ops: Ops, progress: Progress) -> None:
         raise LoadError(str(error)) from error
     except CollectiveError as error:
         raise CollectiveFailed(str(error)) from error
-
-
-def shard_table(config: Qwen3NextConfig, mesh: Mesh, rank: int) -> tuple[TensorRule, ...]:
-    """What `rank` reads of a checkpoint. Raises LoadError, with the reason, where the model cannot be split so."""
-    try:
-        return tensor_table(config, mesh.tensor_shard(rank), mesh.expert_shard(rank))
-    except ValueError as error:
-        raise LoadError(f"the layout {mesh} does not suit this model: {error}; choose other parallel sizes") from error
 
 
 def _dtype(settings: WorkerSettings, config: Qwen3NextConfig, device: torch.device) -> torch.dtype:

@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -72,14 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _die_with_parent()
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    _server, opened = open_rank(
-        factory_at(options.factory),
-        epoch=options.epoch,
-        bind_host=options.bind_host,
-        advertise_host=options.advertise_host,
-        ports=(options.port_min, options.port_max),
-        keeps_store=options.keeps_store,
-    )
+    try:
+        _server, opened = open_rank(
+            factory_at(options.factory),
+            epoch=options.epoch,
+            bind_host=options.bind_host,
+            advertise_host=options.advertise_host,
+            own_host=LOOPBACK,
+            ports=(options.port_min, options.port_max),
+            keeps_store=options.keeps_store,
+        )
+    except OSError as error:  # for the reader of a log: what it says is all there is to know
+        sys.exit(str(error))
     with socket.socket(fileno=options.lifeline_fd) as lifeline:
         lifeline.sendall(opened_to_line(opened))
         while lifeline.recv(1):

@@ -45,24 +45,27 @@ def open_rank(
     epoch: int,
     bind_host: str,
     advertise_host: str | None,
+    own_host: str,
     ports: tuple[int, int],
     keeps_store: bool,
 ) -> tuple[grpc.Server, OpenedRank]:
     """Serves on the first free one of `ports` (first and last; 0 takes any), and listens for the store on the next.
 
-    Raises OSError when none is free.
+    own_host: the machine's address to tell where it listens on all of them and none is to be advertised.
+
+    Raises OSError, with the setting to change, when none is free.
     """
     candidates = range(ports[0], ports[1] + 1)
-    told = advertise_host or bind_host
+    told = advertise_host or (own_host if _means_all(bind_host) else bind_host)
     try:
-        server, address = serve_worker(
-            load, epoch=epoch, bind_host=bind_host, advertise_host=advertise_host, ports=candidates
-        )
+        server, address = serve_worker(load, epoch=epoch, bind_host=bind_host, advertise_host=told, ports=candidates)
         store = _seat(bind_host, told, candidates) if keeps_store else None
     except OSError as error:
-        if len(candidates) == 1:
-            raise
-        remedy = "widen cluster.worker_port_min to worker_port_max: every rank takes a port, and rank 0 of several two"
+        remedy = "set cluster.worker_bind_host to an address of the rank's machine"
+        if ports[0]:
+            remedy += (
+                ", or widen cluster.worker_port_min to worker_port_max: every rank takes a port, rank 0 of several two"
+            )
         raise OSError(f"{error}; {remedy}") from None
     return server, OpenedRank(address=address, host=told if _means_all(bind_host) else bind_host, store=store)
 

@@ -64,9 +64,24 @@ def write(text: str) -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Runs a command's coroutine, guarded."""
-    with guarded():
-        asyncio.run(work)
+    """Runs a command's coroutine, guarded. Ends the process at once where Ray would keep it from ending."""
+    try:
+        with guarded():
+            asyncio.run(work)
+    except typer.Exit as ended:
+        _end_despite_ray(ended.exit_code)
+        raise
+    _end_despite_ray(0)
+
+
+def _end_despite_ray(code: int) -> None:
+    """A thread of ours that waits for a lost cluster holds the lock that Ray's own exit takes: the interpreter would
+    never end. All that is ours has ended by then; what is skipped is Ray's."""
+    session = sys.modules.get("runtime.cluster.ray_session")  # there where a deployment was on Ray
+    if session is not None and session.is_held():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 @contextlib.contextmanager

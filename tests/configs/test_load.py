@@ -217,3 +217,11 @@ def test_the_package_knows_where_it_is_installed():
     code = "from configs.load import demo_checkpoint; print((demo_checkpoint() / 'model.safetensors').is_file())"
     found = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "True"
+
+
+def test_slices_of_reference_numerics_divide_among_the_ranks() -> None:
+    reference = {"model.numerics": "reference", "parallel.tp": 2}
+    with pytest.raises(SettingsError, match=r"command line: model\.k_slices: 3 slices .* parallel\.tp 2 .* a multiple"):
+        load_settings(None, {**reference, "model.k_slices": 3})
+    assert load_settings(None, {**reference, "model.k_slices": 4}).model.k_slices == 4
+    assert load_settings(None, {"parallel.tp": 2, "model.k_slices": 3}).model.k_slices == 3

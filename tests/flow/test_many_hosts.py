@@ -151,7 +151,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         for host in (1, 2):
             at = f"--node-ip-address={hosts.address(host)}"
             hosts.start(host, f"{host}.log", *_ray("start", f"--address={head}", at, "--num-cpus=1", *QUIET[:1]))
-        _wait(lambda: "/2.0 CPU" in hosts.run(0, *_ray("status", "--address", head), check=False))
+            # One after the other: the hosts share a file system, and two nodes that start at once take the same names.
+            joined = f"/{host}.0 CPU"
+            _wait(lambda joined=joined: joined in hosts.run(0, *_ray("status", "--address", head), check=False))
         yield hosts
     finally:
         hosts.destroy()

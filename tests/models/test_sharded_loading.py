@@ -21,8 +21,9 @@ from torch import Tensor
 from configs.load import demo_checkpoint
 from configs.schema import CacheSettings, ModelSettings, ParallelSettings, SpeculationSettings, WorkerSettings
 from parallel.mesh import Mesh
-from workers.loading import load_rank, shard_table
+from workers.loading import load_rank
 from workers.models.checkpoint import Checkpoint
+from workers.models.layouts import shard_table
 from workers.models.weights import load_parameters
 from workers.plan import LoadError
 

@@ -56,7 +56,7 @@ class Supervisor(FakeSource):
 
 @pytest.fixture
 def deploy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Deployment, Supervisor]]:
-    def build(path: Path | None = None, dp: int = 2) -> tuple[Deployment, Supervisor]:
+    def build(path: Path | None = None, dp: int = 2, **more: object) -> tuple[Deployment, Supervisor]:
         supervisors: list[Supervisor] = []
 
         def supervisor(settings: ServeSettings, launcher: object) -> Supervisor:
@@ -64,7 +64,7 @@ def deploy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Deployment, S
             return supervisors[0]
 
         monkeypatch.setattr(runtime.serve, "GroupSupervisor", supervisor)
-        settings = {"server.port": 0, "cluster.launcher": "process", "parallel.dp": dp, "parallel.ep": dp}
+        settings = {"server.port": 0, "cluster.launcher": "process", "parallel.dp": dp, "parallel.ep": dp, **more}
         deployment = Deployment(load_settings(None, settings | ({"model.path": path} if path else {})))
         return deployment, supervisors[0]
 
@@ -130,9 +130,27 @@ def test_files_that_cannot_be_read_end_the_start_though_ranks_would_start_for_ev
         deployment, supervisor = deploy(checkpoint_with(tmp_path, name, text))
         with pytest.raises(LoadError, match=name):
             await deployment.start(ignore)
-        assert supervisor.was_cancelled
+        assert supervisor.was_cancelled or not supervisor.has_begun.is_set()
         await deployment.stop(0)
         assert supervisor.is_stopped
+
+    run(scenario)
+
+
+def test_what_cannot_be_served_starts_no_rank(deploy, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    nowhere = tmp_path / "file" / "state"
+
+    async def scenario() -> None:
+        for refused, error, match in (
+            (deploy(dp=9), LoadError, "dp9 tp1 ep9 does not suit this model: 8 experts are too few for 9 ranks"),
+            (deploy(state_dir=nowhere), OSError, f"state_dir {nowhere} cannot be written: .*; set state_dir to"),
+        ):
+            deployment, supervisor = refused
+            with pytest.raises(error, match=match):
+                await deployment.start(ignore)
+            assert not supervisor.has_begun.is_set()
+            await deployment.stop(0)
 
     run(scenario)
 
