@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +28,23 @@ from runtime.cluster.launcher import (
     worker_environment,
 )
 from runtime.cluster.ray_placement import Placement
-from runtime.cluster.ray_session import RaySession
+from runtime.cluster.ray_session import PART_TIMEOUT_S, RaySession
 from workers import wire
 from workers.actor import OpenedActor, WorkerActor
 from workers.channel import LOOPBACK
 from workers.main import DEFAULT_FACTORY
 from workers.plan import WorkerError, WorkerLost
 
+log = logging.getLogger(__name__)
+
 POLITE_S = 1.0
 """How long Ray may take to end an actor its own way; a process killed from outside is a crash to Ray, and reported."""
 
 REACH_TIMEOUT_S = 5.0
 """How long the server of a cluster may take to accept a connection."""
+
+CLOSE_TIMEOUT_S = 4.0
+"""How long Ray may take to let go at the end: twice this for a local one, which needs 7 s when its server is gone."""
 
 PATIENCE_SHARE = 0.5
 """Part of the start timeout in which a cluster must let us in, or a place be found: what is left is for the rest of the
@@ -72,9 +79,11 @@ class ActorWorker:
 
         # Ray asks the process to leave, and one that is stopped does not hear it; a Ray that is lost hears nothing.
         with contextlib.suppress(WorkerLost):
-            await self._session.call(lambda: ray.kill(self._actor))
+            await self._session.call(lambda: ray.kill(self._actor), limit_s=PART_TIMEOUT_S)
         await asyncio.wait({self._death}, timeout=POLITE_S)
         self._kill_process()
+        if self._pidfd is None and not self._death.done():
+            await self._session.is_well()  # a server that hangs takes the request, and does nothing
         await asyncio.wait({self._death}, timeout=KILL_TIMEOUT_S)
         if not self._death.done():
             raise WorkerError(f"{self.name} is still there {KILL_TIMEOUT_S:g} s after it was killed")
@@ -153,24 +162,27 @@ class RayLauncher:
         try:
             actor = await asyncio.shield(making)
         except asyncio.CancelledError:
-            making.add_done_callback(_undo)
+            making.add_done_callback(partial(_undo, session))
             raise
         try:
             found = await self._open(session, actor, settings, epoch)
             return ActorWorker(session, actor, found, name, environment, stay=actor.stay.remote())
         except BaseException:
-            _kill(actor)
+            _kill(session, actor)
             raise
 
     async def close(self) -> None:
-        """Gives the resources back, leaves Ray, and ends it where this launcher started it. Waits for a start that is
-        under way. Raises WorkerLost when Ray does not let go."""
+        """Gives the resources back, leaves Ray, and ends it where this launcher started it. Waits for a start of a
+        local Ray that is under way. A Ray that does not let go is logged and given up."""
         if self._placement is not None:
             with contextlib.suppress(WorkerLost):
                 await self._placement.remove()
             self._placement = None
         if self._session is not None:
-            await self._session.leave()
+            try:
+                await self._session.leave(limit_s=CLOSE_TIMEOUT_S)
+            except WorkerLost as error:
+                log.error("%s", error)
             self._session = None
 
     async def _prepared(self, settings: WorkerSettings, epoch: int) -> tuple[RaySession, Placement]:
@@ -310,16 +322,16 @@ def _make_actor(options: dict[str, Any]) -> Any:
     return ray.remote(WorkerActor).options(**options).remote()
 
 
-def _undo(making: asyncio.Task[Any]) -> None:
+def _undo(session: RaySession, making: asyncio.Task[Any]) -> None:
     if not making.cancelled() and making.exception() is None:
-        _kill(making.result())
+        _kill(session, making.result())
 
 
-def _kill(actor: Any) -> None:
-    """Asks Ray to end an actor; does not wait."""
+def _kill(session: RaySession, actor: Any) -> None:
+    """Has Ray asked to end an actor; does not wait."""
     import ray
 
-    ray.kill(actor)
+    session.post(lambda: ray.kill(actor))
 
 
 async def _value(reference: Any) -> Any:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from parallel.mesh import Mesh
-from runtime.cluster.ray_session import RaySession
+from runtime.cluster.ray_session import PART_TIMEOUT_S, RaySession
 from workers.plan import WorkerLost
 
 Resources = Mapping[str, float]
@@ -143,7 +143,9 @@ class Placement:
 
         groups, self._groups = self._groups, ()
         if not self._session.lost.done():
-            await self._session.call(lambda: [remove_placement_group(group) for group in groups])
+            await self._session.call(
+                lambda: [remove_placement_group(group) for group in groups], limit_s=PART_TIMEOUT_S
+            )
 
 
 def _create(request: GroupRequest, name: str) -> Any:

@@ -17,15 +17,21 @@ import contextlib
 import logging
 import math
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from configs.schema import ClusterSettings
+from workers.address import join_address
 from workers.plan import WorkerLost
 
 T = TypeVar("T")
@@ -42,9 +48,18 @@ PROBE_TIMEOUT_S = 5.0
 """How long a session may take to show that it is alive, before a life is begun in it."""
 
 LEAVE_TIMEOUT_S = 30.0
-"""Ray takes 1 s to leave a cluster that is well, and 7 s where its server is gone."""
+"""Longest wait for Ray to let go before another session. It takes 1 s where its cluster is well, and 7 s where its
+server is gone."""
+
+PART_TIMEOUT_S = 3.0
+"""Longest wait for a Ray that is on the way out: what it is asked then is a courtesy."""
 
 _WATCHED_DAEMONS = ("gcs_server", "raylet")
+
+_CALLER_NAME = "ray-session"
+
+_END_TIMEOUT_S = 0.5
+"""Longest wait for the end of a thread that is in no call, and of processes that were killed."""
 
 _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
@@ -92,6 +107,9 @@ def start_ray(cluster: ClusterSettings, *, num_cpus: int, namespace: str) -> boo
                 object_store_memory=OBJECT_STORE_BYTES,
                 **quiet,
             )
+    # What Ray prints all the same: the last words of a raylet, a page of them. Its debugger turns them off this way.
+    worker: Any = ray._private.worker
+    worker._worker_logs_enabled = False
     return True
 
 
@@ -155,8 +173,13 @@ class RaySession:
         self._lose(f"Ray did not answer within {limit_s:g} s; is its cluster well?")
         raise WorkerLost(self.lost.result())
 
+    def post(self, act: Callable[[], object]) -> None:
+        """Has the session's thread make a blocking call that nobody waits for; its errors are of no interest."""
+        self._caller.submit(act)
+
     async def is_well(self) -> bool:
-        """Whether the session is of use: it is being entered still, or the very server that it entered answers.
+        """Whether the session is of use: it is being entered still, or the very server that it entered answers, and so
+        does this machine's raylet.
 
         Asked with a deadline, and by the one client that says so when a new server has taken the old one's place: most
         of Ray's calls end the process then.
@@ -164,25 +187,45 @@ class RaySession:
         if self._entry is None or not self._entry.done():
             return True
 
-        def ask() -> None:
+        def ask() -> str:
             import ray
 
             worker: Any = ray._private.worker.global_worker
             worker.gcs_client.internal_kv_exists(b"outrider", timeout=PROBE_TIMEOUT_S)
+            return join_address(worker.node.node_ip_address, worker.node.node_manager_port)
 
         try:
-            await self.call(ask)
+            await _check_answers(await self.call(ask))
         except Exception as error:  # Ray's errors are of many kinds
-            self._lose(f"Ray's server does not answer: {error}")
+            self._lose(f"Ray does not answer: {error}")
             return False
         return True
 
-    async def leave(self) -> None:
-        """Leaves Ray where this session entered it, and ends it where it was started here. Idempotent; waits for an
-        entry that is under way. Raises WorkerLost when Ray does not let go."""
-        if self._exit is None or (self._exit.done() and not self._exit.cancelled() and self._exit.exception()):
+    async def leave(self, *, limit_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Leaves Ray where this session entered it, and ends it where it was started here. Waits for an entry that is
+        under way. There is one exit, however often it is asked for.
+
+        Raises WorkerLost when Ray has not let go after `limit_s`, or twice that of a local Ray, which is killed in
+        between. The exit goes on then.
+        """
+        if self._entry is not None:
+            # What starts a local Ray cannot be interrupted, and must be undone.
+            entry_limit_s = limit_s if self._cluster.ray_address else self._cluster.start_timeout_s
+            await asyncio.wait({self._entry}, timeout=entry_limit_s)
+            if not self._entry.done():
+                raise WorkerLost("Ray is still being entered")
+        if self._exit is None or (self._exit.done() and self._exit.exception()):
             self._exit = asyncio.create_task(self._leave())
-        await asyncio.shield(self._exit)
+        await asyncio.wait({self._exit}, timeout=limit_s)
+        if not self._exit.done():
+            reason = f"Ray has not let go after {limit_s:g} s"
+            self._lose(reason)
+            if self._pidfds:
+                await asyncio.wait({self._exit}, timeout=limit_s)
+            if not self._exit.done():
+                self._sweep()
+                raise WorkerLost(reason)
+        self._exit.result()
 
     async def _enter(self) -> None:
         def start() -> tuple[bool, Path | None, dict[int, str]]:
@@ -219,19 +262,21 @@ class RaySession:
     def _unwatch(self) -> None:
         for pidfd in self._pidfds:
             asyncio.get_running_loop().remove_reader(pidfd)
-            os.close(pidfd)
-        self._pidfds = []
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
             log.error("%s", reason)
             self.lost.set_result(reason)
+        # Ray waits for a server that hangs for as long as it does, but not for one that is dead.
+        for pidfd in self._pidfds:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _sweep(self) -> None:
+        if self._folder is not None:
+            _kill_leftovers(self._folder)
 
     async def _leave(self) -> None:
-        if self._entry is not None:
-            await asyncio.wait({self._entry}, timeout=self._cluster.start_timeout_s)
-            if not self._entry.done():
-                raise WorkerLost("Ray is still being entered")
         self._unwatch()
         if self._is_ours:
             import ray
@@ -239,14 +284,40 @@ class RaySession:
             # A thread that waits for a lost server is of no more use.
             caller = _Caller() if self.lost.done() else self._caller
             answer = caller.submit(ray.shutdown)
-            await asyncio.wait({answer}, timeout=LEAVE_TIMEOUT_S)
-            if not answer.done():
-                raise WorkerLost(f"Ray has not let go after {LEAVE_TIMEOUT_S:g} s")
             caller.end()
+            try:
+                await answer
+            except Exception as error:  # Ray's errors are of many kinds
+                self._lose(f"Ray cannot be left: {error}")
+                raise WorkerLost(self.lost.result()) from error
             self._is_ours = False
         self._caller.end()
-        if self._folder is not None:
-            _kill_leftovers(self._folder)
+        for pidfd in self._pidfds:
+            os.close(pidfd)
+        self._pidfds = []
+        self._sweep()
+
+
+async def _check_answers(address: str) -> None:
+    """Raises WorkerLost where a raylet hangs: nothing ever starts there, and its server takes a minute to see it.
+
+    Any answer will do, a refusal too: whether a raylet is there at all is the server's to know.
+    """
+    async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise WorkerLost(f"its raylet at {address} said nothing for {PROBE_TIMEOUT_S:g} s") from None
+
+
+def is_held() -> bool:
+    """Whether a thread of a session is in a call to Ray that does not return. Ray's own exit would wait for it."""
+    callers = [thread for thread in threading.enumerate() if thread.name == _CALLER_NAME]
+    for thread in callers:
+        thread.join(_END_TIMEOUT_S)
+    return any(thread.is_alive() for thread in callers)
 
 
 class _Caller:
@@ -254,7 +325,7 @@ class _Caller:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="ray", daemon=True).start()
+        threading.Thread(target=self._run, name=_CALLER_NAME, daemon=True).start()
 
     def submit(self, act: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
@@ -292,19 +363,27 @@ class _Caller:
 
 
 def _kill_leftovers(folder: Path) -> None:
-    """Ends what a local Ray left behind: its programs and the Python processes that have files of its session open."""
+    """Ends what a local Ray left behind: its programs and the Python processes that have files of its session open.
+    Blocks until they are gone, which takes milliseconds."""
     import ray
 
     programs = (os.path.realpath(sys.executable), str(Path(ray.__file__).parent.resolve()))
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            # Held by a descriptor before it is looked at: a number may change hands in between.
-            pidfd = os.pidfd_open(int(entry.name))
-            try:
+    with contextlib.ExitStack() as held:
+        killed = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError), contextlib.ExitStack() as holding:
+                # Held by a descriptor before it is looked at: a number may change hands in between.
+                pidfd = os.pidfd_open(int(entry.name))
+                holding.callback(os.close, pidfd)
                 is_ray = str((entry / "exe").readlink()).startswith(programs)
                 if is_ray and any(link.readlink().is_relative_to(folder) for link in (entry / "fd").iterdir()):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            finally:
-                os.close(pidfd)
+                    killed.append(pidfd)
+                    held.push(holding.pop_all())
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        for pidfd in killed:
+            gone = select.poll()  # unlike select, for descriptors of any number
+            gone.register(pidfd, select.POLLIN)
+            gone.poll(max(0.0, deadline - time.monotonic()) * 1e3)

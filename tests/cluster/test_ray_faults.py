@@ -28,7 +28,9 @@ CHECKOUT = Path(runtime.__file__).parents[1]
 
 
 def run_fake(*arguments: str, timeout_s: float, orphaned: bool = False) -> dict[str, Any]:
-    """The object that `fakes.ray_faults` prints. orphaned: its parent is process 1, or who takes the place of that."""
+    """The object that `fakes.ray_faults` prints, the time that its process took to end after that (end_s), and how many
+    lines it wrote to its standard output (num_lines). orphaned: its parent is process 1, or who takes that one's place.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "proto", TESTS))),
@@ -42,23 +44,56 @@ def run_fake(*arguments: str, timeout_s: float, orphaned: bool = False) -> dict[
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, env=environment, timeout=timeout_s, check=not orphaned
     )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    lines = done.stdout.splitlines()
+    found: dict[str, Any] = json.loads(lines[-1])
+    return {**found, "end_s": time.monotonic() - found["now_s"], "num_lines": len(lines)}
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("daemon", ["raylet", pytest.param("gcs_server", marks=pytest.mark.full)])
-def test_a_local_ray_that_loses_a_daemon_is_replaced_by_a_fresh_one(tmp_path: Path, daemon: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "daemon"),
+    [
+        ("kill", "raylet"),
+        pytest.param("kill", "gcs_server", marks=pytest.mark.full),
+        ("hang", "gcs_server"),
+        pytest.param("hang", "raylet", marks=pytest.mark.full),
+    ],
+)
+def test_a_local_ray_that_loses_a_daemon_is_replaced_by_a_fresh_one(tmp_path: Path, case: str, daemon: str) -> None:
     assert shutil.which("setsid"), "util-linux is missing"
-    found = run_fake("daemon", daemon, str(tmp_path), timeout_s=120, orphaned=True)
+    found = run_fake(case, daemon, str(tmp_path), timeout_s=120, orphaned=True)
     assert found["num_processes"] >= 6  # two daemons, two ranks, and Ray's own helpers
-    assert f"Ray's {daemon} (process " in found["reason"]
+    lost = f"Ray's {daemon} (process " if case == "kill" else " ended: its process is gone"
+    assert lost in found["reason"]
     assert found["noticed_s"] < 1
-    assert found["restarted_s"] < 30
+    assert found["restarted_s"] < 40
+    assert found["num_lines"] == 1, "Ray wrote to our standard output"
     assert found["is_fresh"]
     assert found["old_ranks_gone"]
     assert found["left_of_the_old"] == []
     assert found["left_of_the_new"] == []
+
+
+@pytest.mark.full
+@pytest.mark.ray
+@pytest.mark.parametrize("daemon", ["gcs_server", "raylet"])
+def test_an_orderly_end_does_not_wait_for_a_daemon_that_hangs(tmp_path: Path, daemon: str) -> None:
+    found = run_fake("stop", daemon, str(tmp_path), timeout_s=120)
+    first_s, second_s = found["stop_s"]
+    assert first_s < 15
+    assert second_s < 1
+    assert found["end_s"] < 5
+    assert found["left"] == []
+
+
+@pytest.mark.full
+@pytest.mark.ray
+def test_a_cluster_that_hangs_is_left_in_time(tmp_path: Path) -> None:
+    found = run_fake("leave", "23581", str(tmp_path), timeout_s=120)
+    first_s, second_s = found["stop_s"]
+    assert first_s < 15
+    assert second_s < 1
+    assert found["end_s"] < 5
 
 
 @pytest.mark.full

@@ -1,6 +1,6 @@
-"""Runtimes whose Ray is lost under them: `python -m fakes.ray_faults daemon gcs_server|raylet FOLDER`, and
-`python -m fakes.ray_faults cluster PORT FOLDER`.
+"""Runtimes whose Ray is lost under them: `python -m fakes.ray_faults CASE WHICH FOLDER`.
 
+kill, hang, stop: a local Ray; WHICH is gcs_server or raylet. cluster, leave: one that is joined; WHICH is its port.
 Each prints what happened, one JSON object, and ends on its own. In processes of their own, for Ray has been seen to end
 the one in which it misses its server.
 """
@@ -21,6 +21,7 @@ from fakes import echo_worker
 from fakes.supervised import is_gone
 
 from configs.schema import ClusterSettings, ModelSettings, ParallelSettings, ServeSettings
+from runtime.cli import console
 from runtime.cluster.ray_launcher import RayLauncher
 from runtime.cluster.supervisor import GroupSupervisor
 from workers.plan import WorkerLost
@@ -58,15 +59,17 @@ def supervisor_for(folder: Path, parallel: ParallelSettings, **cluster: object) 
     return GroupSupervisor(settings, RayLauncher(settings.cluster, folder, factory=echo_worker.FACTORY))
 
 
-async def lose_daemon(daemon: str, folder: Path) -> dict[str, object]:
-    """A local Ray loses a daemon to SIGKILL."""
+async def lose_daemon(daemon: str, folder: Path, number: signal.Signals) -> dict[str, object]:
+    """A local Ray loses a daemon to SIGKILL; or to SIGSTOP, and a rank dies while the daemon hangs."""
     supervisor = supervisor_for(folder, ParallelSettings(tp=2))
     group = await supervisor.start(lambda *_: None)
     await group.link.execute(echo_worker.plan(1, 1))
     first, daemons = ray_session()
     num_processes = len(belonging_to(first))
     pids = [launched.pid for launched in supervisor.launched]
-    os.kill(daemons[daemon], signal.SIGKILL)
+    os.kill(daemons[daemon], number)
+    if number == signal.SIGSTOP:
+        os.kill(pids[0], signal.SIGKILL)
     begin = time.monotonic()
     reason = await asyncio.wait_for(group.lost, 20)
     noticed = time.monotonic()
@@ -86,6 +89,40 @@ async def lose_daemon(daemon: str, folder: Path) -> dict[str, object]:
     }
     await supervisor.stop()
     found["left_of_the_new"] = belonging_to(second)
+    return found
+
+
+async def stop_beside_a_daemon_that_hangs(daemon: str, folder: Path) -> dict[str, object]:
+    supervisor = supervisor_for(folder, ParallelSettings(tp=2))
+    group = await supervisor.start(lambda *_: None)
+    await group.link.execute(echo_worker.plan(1, 1))
+    session, daemons = ray_session()
+    os.kill(daemons[daemon], signal.SIGSTOP)
+    return {"stop_s": [await timed_stop(supervisor) for _ in range(2)], "left": belonging_to(session)}
+
+
+async def timed_stop(supervisor: GroupSupervisor) -> float:
+    begin = time.monotonic()
+    await supervisor.stop()
+    return time.monotonic() - begin
+
+
+async def leave_a_cluster_that_hangs(port: int, folder: Path) -> dict[str, object]:
+    cluster = await start_cluster(port)
+    supervisor = supervisor_for(folder, ParallelSettings(dp=2), ray_address=f"127.0.0.1:{port}", start_timeout_s=40)
+    group = await supervisor.start(lambda *_: None)
+    await group.link.execute(echo_worker.plan(1, 1, dp=2))
+    children = Path(f"/proc/{cluster.pid}/task").glob("*/children")
+    servers = [
+        int(pid)
+        for listed in children
+        for pid in listed.read_text().split()
+        if "gcs_server" in Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0]
+    ]
+    assert len(servers) == 1
+    os.kill(servers[0], signal.SIGSTOP)
+    found: dict[str, object] = {"stop_s": [await timed_stop(supervisor) for _ in range(2)]}
+    cluster.kill()
     return found
 
 
@@ -149,7 +186,23 @@ async def lose_cluster(port: int, folder: Path) -> dict[str, object]:
     return found
 
 
+async def show(case: str, which: str, folder: Path) -> None:
+    match case:
+        case "kill":
+            found = await lose_daemon(which, folder, signal.SIGKILL)
+        case "hang":
+            found = await lose_daemon(which, folder, signal.SIGSTOP)
+        case "stop":
+            found = await stop_beside_a_daemon_that_hangs(which, folder)
+        case "cluster":
+            found = await lose_cluster(int(which), folder)
+        case "leave":
+            found = await leave_a_cluster_that_hangs(int(which), folder)
+        case _:
+            raise ValueError(case)
+    # The clock is the machine's: whoever reads this can tell how long the end of the process takes.
+    print(json.dumps({**found, "now_s": time.monotonic()}), flush=True)
+
+
 if __name__ == "__main__":
-    what, which, folder = sys.argv[1:]
-    act = lose_daemon(which, Path(folder)) if what == "daemon" else lose_cluster(int(which), Path(folder))
-    print(json.dumps(asyncio.run(act)), flush=True)
+    console.run(show(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
