@@ -22,7 +22,7 @@ from fakes import saboteur
 from fakes.relay import RelayedLauncher
 from fakes.saboteur import Order
 from fakes.supervised import is_gone
-from flow.house import SEED, House, open_house, request
+from flow.house import SEED, House, by_day, open_house, request
 
 from configs.schema import ServeSettings
 from runtime.cluster.process_launcher import ProcessLauncher
@@ -105,14 +105,7 @@ async def until_error(house: House, started: asyncio.Event) -> grpc.aio.AioRpcEr
     raise AssertionError("the stream ended well")
 
 
-# A layout a day; the others in the full run.
-BY_DAY = [
-    pytest.param(layout, id=name, marks=() if i == SEED % len(LAYOUTS) else pytest.mark.full)
-    for i, (name, layout) in enumerate(LAYOUTS.items())
-]
-
-
-@pytest.fixture(scope="module", params=BY_DAY)
+@pytest.fixture(scope="module", params=by_day(LAYOUTS))
 def faulty(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyHouse]:
     folder = tmp_path_factory.mktemp("faults")
     orders = folder / "orders.json"
@@ -141,13 +134,13 @@ def faulty(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 PLACES, FAULTS = ("step", "collective"), ("kill", "raise", "stop")
 
 
-def _case(rank: int, where: str, how: str) -> object:
-    """Those that every run has hold each pair of two of the three."""
-    is_sampled = (rank + PLACES.index(where) + FAULTS.index(how)) % 2 == 0
-    return pytest.param(rank, where, how, marks=() if is_sampled else pytest.mark.full)
+CASES = list(itertools.product((0, 1), PLACES, FAULTS))
 
 
-@pytest.mark.parametrize(("rank", "where", "how"), [_case(*c) for c in itertools.product((0, 1), PLACES, FAULTS)])
+@pytest.mark.parametrize(
+    ("rank", "where", "how"),
+    [pytest.param(*case, marks=() if (i + SEED) % 4 == 0 else pytest.mark.full) for i, case in enumerate(CASES)],
+)
 def test_a_rank_that_fails_takes_no_stream_with_it_in_silence(
     faulty: FaultyHouse, rank: int, where: str, how: str
 ) -> None:

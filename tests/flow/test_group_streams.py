@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flow.house import House, Reply, heldout, open_house, request
+from flow.house import House, Reply, by_day, heldout, open_house, request
 from oracles import tiny
 
 from outrider.v1 import inference_pb2
@@ -49,7 +49,7 @@ def house_of(layout: dict[str, int], launcher: str = "process", **settings: obje
         yield house
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("layout", by_day(LAYOUTS))
 def test_two_ranks_say_what_one_says(reference_house: House, layout: dict[str, int]) -> None:
     plain = streams(reference_house, None, 6)
     with house_of(layout, model__numerics="reference") as house:
@@ -70,7 +70,7 @@ def test_four_ranks_say_what_one_says(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("layout", by_day(LAYOUTS))
 def test_default_numerics_part_at_ties_only(house: House, layout: dict[str, int]) -> None:
     one = run_of(house)
     with house_of(layout, "ray") as many:

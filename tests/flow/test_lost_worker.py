@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from fakes.supervised import is_gone
-from flow.house import House, open_house, request
+from flow.house import House, by_day, open_house, request
 
 STEP_TIMEOUT_S = 3.0
 BOUND_S = 10.0
@@ -31,10 +31,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.ray if name.startswith("ray") else ()) for name in LAYOUTS],
-)
+# One rank by either launcher, and a group a day through Ray; the others in the full run.
+ONE = [pytest.param("process"), pytest.param("ray", marks=pytest.mark.ray)]
+SEVERAL = by_day({name: name for name in LAYOUTS if "_" in name})
+
+
+@pytest.fixture(scope="module", params=[*ONE, *SEVERAL])
 def faulty_house(request: pytest.FixtureRequest) -> Iterator[House]:
     if request.param != "process":
         request.getfixturevalue("ray_cluster")
