@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from configs.schema import ParallelSettings
 from parallel.slices import Shard
 
 
@@ -35,6 +36,11 @@ class Mesh:
                 f"parallel.ep is {self.ep}; with dp {self.dp} and tp {self.tp} it is 1 (experts cut over tp) or "
                 f"{self.size} (whole experts over all ranks)"
             )
+
+    @classmethod
+    def of(cls, settings: ParallelSettings) -> Mesh:
+        """The layout that settings name."""
+        return cls(dp=settings.dp, tp=settings.tp, ep=settings.ep)
 
     @property
     def size(self) -> int:

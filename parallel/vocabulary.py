@@ -65,9 +65,9 @@ class Vocabulary:
 
     def best(self, logits_RP: Tensor, *, with_second: bool = False, with_mass: bool = False) -> Best | None:
         """The largest logit of each row, on the leader; None elsewhere."""
-        if self._group.size == 1:
-            return _best_of(logits_RP, with_second=with_second, with_mass=with_mass)
         mine = _best_of(logits_RP, with_second=with_second, with_mass=with_mass)
+        if self._group.size == 1:
+            return mine
         # float64 holds ids and float32 logits exactly, so that one gather brings all.
         columns = [mine.id_R + self._start, mine.top_R, mine.second_R, mine.log_mass_R]
         gathered = self._group.gather(torch.stack([c.double() for c in columns if c is not None]))

@@ -63,8 +63,7 @@ class Deployment:
         """
         _check_free(self._settings.server.host, self._settings.server.port)
         _check_writable(self._settings.state_dir)
-        parallel = self._settings.parallel
-        check_layout(self._path, Mesh(dp=parallel.dp, tp=parallel.tp, ep=parallel.ep))
+        check_layout(self._path, Mesh.of(self._settings.parallel))
         self._files = files = await self._load_beside_ranks(progress)
         self._front = FrontServer(self._engine, self._hub, files.tokenizer, self._settings, defaults=files.defaults)
         self._port = await self._front.start()

@@ -14,7 +14,7 @@ import grpc.aio
 from configs.schema import WorkerSettings
 from outrider.v1 import worker_pb2 as messages
 from outrider.v1 import worker_pb2_grpc as services
-from parallel.mesh import ONE_RANK
+from parallel.mesh import ONE_RANK, Mesh
 from workers import wire
 from workers.channel import PLAIN, Security, make_async_channel
 from workers.plan import Progress, RankReport, StepPlan, WorkerDescription, WorkerError, WorkerLost
@@ -58,7 +58,7 @@ class WorkerClient:
         Raises the rank's own error (LoadError, CollectiveFailed, or WorkerLost with its text), LinkBroken when it is
         gone on the way.
         """
-        self._place = (wire.mesh_of(settings), settings.seat.rank)
+        self._place = (Mesh.of(settings.parallel), settings.seat.rank)
         last = messages.LoadProgress()
         try:
             async for last in self._stub.Load(wire.settings_to_wire(settings)):

@@ -65,8 +65,8 @@ def load_rank(settings: WorkerSettings, progress: Progress, meet: Meet | None = 
     """
     started = time.perf_counter()
     torch.set_num_threads(settings.threads)
-    parallel, seat = settings.parallel, settings.seat
-    mesh = Mesh(dp=parallel.dp, tp=parallel.tp, ep=parallel.ep)
+    seat = settings.seat
+    mesh = Mesh.of(settings.parallel)
     device = _device(settings)
     with Checkpoint.open(settings.model.path or demo_checkpoint()) as checkpoint:
         drafts = checkpoint.config.num_mtp_layers > 0 and settings.speculation.gamma_max > 0

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from configs.schema import WorkerSettings
 from outrider.v1 import worker_pb2 as messages
 from outrider.v1 import worker_pb2_grpc as services
-from parallel.mesh import ONE_RANK
+from parallel.mesh import ONE_RANK, Mesh
 from workers import wire
 from workers.address import join_address
 from workers.channel import bind, make_server
@@ -83,7 +83,7 @@ class WorkerServicer(services.WorkerServiceServicer):
 
         try:
             settings = wire.settings_from_wire(request)
-            self._place = (wire.mesh_of(settings), settings.seat.rank)
+            self._place = (Mesh.of(settings.parallel), settings.seat.rank)
             worker = self._load(settings, progress)
             last = wire.description_to_wire(worker.description)
         except Exception as error:

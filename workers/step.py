@@ -14,6 +14,7 @@ Where ranks own whole experts, a rank whose batch is empty makes the same passes
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -70,8 +71,9 @@ class Worker:
             rank.model.owners.clear()
         batch_plan = plan.batches[rank.groups.dp_rank]
         self._enter_and_leave(plan, batch_plan)
-        takes_part = plan.num_sequences if rank.groups.mesh.spreads_experts else len(batch_plan.slots)
-        if not takes_part:
+        # The batches whose passes this rank makes: all of them where it computes for others' rows.
+        shared = plan if rank.groups.mesh.spreads_experts else replace(plan, batches=(batch_plan,))
+        if not shared.num_sequences:
             return make_report(rank, plan, batch_plan, None, None, clock * 4)
         layout, sampling, chain = _lay_out(batch_plan, plan.gamma)
         columns = rank.inputs.stage(batch_plan, layout, sampling, chain)
@@ -90,7 +92,7 @@ class Worker:
         txn.commit(committed_B)
         clock.append(time.perf_counter())
 
-        self._draft(plan, batch_plan, batch, window, chain, columns, hidden.for_draft, committed_B)
+        self._draft(shared, batch_plan, batch, window, chain, columns, hidden.for_draft, committed_B)
         report = make_report(rank, plan, batch_plan, window, decision, clock)
         if rank.proposer is not None and report.batch is not None:
             rank.proposer.accept(report.batch.num_admitted, report.batch.num_accepted)
@@ -151,7 +153,8 @@ class Worker:
         hidden_ND: Tensor,
         committed_B: Tensor,
     ) -> None:
-        """The drafter sees what was committed; then it drafts for the sequences that sampled."""
+        """The drafter sees what was committed; then it drafts for the sequences that sampled. plan: with the batches
+        whose passes this rank makes."""
         rank = self.rank
         if rank.proposer is None:
             return
@@ -159,13 +162,12 @@ class Worker:
             batch=batch,
             slots=batch_plan.slots,
             num_unfed=batch_plan.num_unfed,
-            catches_up=plan.catches_up if rank.groups.mesh.spreads_experts else any(batch_plan.num_unfed),
+            catches_up=plan.catches_up,
             hidden_ND=hidden_ND,
             committed_B=committed_B,
         )
         rank.proposer.observe(observation, feed=plan.feed_drafter)
-        drafts_somewhere = plan.samples if rank.groups.mesh.spreads_experts else window is not None
-        if plan.gamma and drafts_somewhere:
+        if plan.gamma and plan.samples:
             rank.proposer.propose(
                 Proposal(
                     slots=window.slots if window is not None else (),

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from configs.schema import ServeSettings, WorkerSettings
+from configs.schema import WorkerSettings
 from outrider.v1 import worker_pb2 as wire
 from parallel.mesh import Mesh
 from workers.plan import (
@@ -120,11 +120,6 @@ def settings_to_wire(settings: WorkerSettings) -> wire.LoadRequest:
 def settings_from_wire(message: wire.LoadRequest) -> WorkerSettings:
     """Raises pydantic.ValidationError when the other end has other settings than we know."""
     return WorkerSettings.model_validate_json(message.settings_json)
-
-
-def mesh_of(settings: WorkerSettings | ServeSettings) -> Mesh:
-    """The layout that settings name."""
-    return Mesh(dp=settings.parallel.dp, tp=settings.parallel.tp, ep=settings.parallel.ep)
 
 
 def description_to_wire(description: WorkerDescription) -> wire.LoadProgress:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import ClusterSettings, WorkerSettings
+from parallel.mesh import Mesh
 from runtime.cluster.launcher import (
     KILL_TIMEOUT_S,
     LOG_TIMEOUT_S,
@@ -29,7 +30,6 @@ from runtime.cluster.launcher import (
 )
 from runtime.cluster.ray_placement import Placement
 from runtime.cluster.ray_session import PART_TIMEOUT_S, RaySession
-from workers import wire
 from workers.actor import OpenedActor, WorkerActor
 from workers.channel import LOOPBACK
 from workers.main import DEFAULT_FACTORY
@@ -198,7 +198,7 @@ class RayLauncher:
             raise
 
     async def _prepare(self, settings: WorkerSettings) -> tuple[RaySession, Placement]:
-        mesh = wire.mesh_of(settings)
+        mesh = Mesh.of(settings.parallel)
         if self._session is not None and not await self._session.is_well():
             await self._leave(self._session)
         if self._session is None:

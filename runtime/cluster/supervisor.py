@@ -23,7 +23,6 @@ from runtime.cluster.inquest import Inquest, Verdict, rank_name
 from runtime.cluster.launcher import LaunchedWorker, Launcher, RankDied
 from runtime.cluster.process_launcher import ProcessLauncher
 from runtime.link import RankProgress
-from workers import wire
 from workers.client import LinkBroken, WorkerClient
 from workers.plan import LoadError, WorkerDescription, WorkerError, WorkerLost
 
@@ -68,7 +67,7 @@ class GroupSupervisor:
     def __init__(self, settings: ServeSettings, launcher: Launcher) -> None:
         self._settings = settings
         self._launcher = launcher
-        self._mesh = wire.mesh_of(settings)
+        self._mesh = Mesh.of(settings.parallel)
         self._progress: RankProgress = _ignore
         self._epoch = 0
         self._ranks: list[_Rank] = []
