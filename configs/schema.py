@@ -130,6 +130,17 @@ class ServerSettings(Settings):
     drain_s: float = Field(10.0, ge=0, description="How long running streams may finish after a stop signal.")
 
 
+class MetricsSettings(Settings):
+    """Where Prometheus finds the figures."""
+
+    port: Port | Literal["auto", "none"] = Field(
+        "auto",
+        description="Port of the metrics, over HTTP at /metrics. 0 takes a free one, none serves none; auto takes the "
+        "one after server.port, or a free one where that is 0.",
+    )
+    host: str | None = Field(None, description="Address to listen on; unset takes server.host.")
+
+
 class ClusterSettings(Settings):
     """How ranks are started and watched."""
 
@@ -176,6 +187,7 @@ class ServeSettings(Settings):
     scheduler: SchedulerSettings = SchedulerSettings()
     speculation: SpeculationSettings = SpeculationSettings()
     server: ServerSettings = ServerSettings()
+    metrics: MetricsSettings = MetricsSettings()
     cluster: ClusterSettings = ClusterSettings()
     state_dir: Path = Field(Path(".outrider"), description="Writable state: logs of ranks, profiles, policy.")
 

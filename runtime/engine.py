@@ -15,34 +15,25 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 
 from configs.schema import ServeSettings
 from parallel.mesh import Mesh
-from runtime.events import ErrorEvent, EventSink, TokenEvent
-from runtime.front.errors import InternalError, InvalidRequest, OutriderError, Unavailable
-from runtime.intake import Intake, check_servable
+from runtime.books import Books
+from runtime.events import ErrorEvent, EventSink
+from runtime.front.errors import InternalError, OutriderError, Unavailable
 from runtime.life import Life, begin_life, next_life
 from runtime.link import GroupSource, RankProgress
-from runtime.outbox import Event, Outbox
-from runtime.request import Request, Usage
-from runtime.scheduler.queue import WaitingQueue
-from runtime.settlement import Outcome, outcomes, settle
-from runtime.statistics import Counters, EngineStatistics
+from runtime.live import EarlyEnd, RequestStatus
+from runtime.outbox import Event
+from runtime.readiness import Readiness
+from runtime.request import Request
+from runtime.statistics import EngineStatistics
+from runtime.status import Aborted, EngineStatus, IntegrityReport
 from runtime.verification.policy import Policy, PolicyState, PolicyStore, initial_policy
-from state.ledger import RunningSequence
-from workers.plan import StepPlan, StepResult, WorkerDescription, WorkerError, WorkerLost
+from workers.plan import WorkerDescription, WorkerError, WorkerLost
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request between submit and its last event; `usage` is that of its newest event."""
-
-    request: Request
-    usage: Usage
 
 
 class Engine:
@@ -51,7 +42,7 @@ class Engine:
     groups: starts the group and brings it back.
     sink: takes events; the last one of a request is a finish or an error, unless an abort or a verdict ends it first.
     pause: waits a number of seconds between attempts to restart; tests pass their own.
-    clock: seconds by which lives are told short or long; tests pass their own.
+    clock: seconds, by which lives are told short or long and requests are timed; tests pass their own.
     """
 
     def __init__(
@@ -65,23 +56,13 @@ class Engine:
     ) -> None:
         self._settings = settings
         self._groups = groups
-        self._outbox = Outbox(sink)
         self._pause = pause
         self._clock = clock
-        self._intake = Intake(settings.scheduler.max_waiting)
-        self._queue = WaitingQueue()
-        self._live: dict[int, _Live] = {}
-        self._listeners: list[Callable[[bool], None]] = []
-        self._life: Life | None = None
+        self._books = Books(sink, max_waiting=settings.scheduler.max_waiting, clock=clock)
+        self._readiness = Readiness()
         self._policies: PolicyStore | None = None
-        self._counters = Counters()
-        self._is_serving = False
-        self._is_stopping = False
-        # Why the group is not there and what keeps it away; empty while it is.
-        self._outage = ""
+        self._began_s = clock()
         self._work = asyncio.Event()
-        self._nothing_live = asyncio.Event()
-        self._nothing_live.set()
         self._loop_task: asyncio.Task[None] | None = None
 
     async def start(self, progress: RankProgress = lambda rank, stage, done, total: None) -> None:
@@ -89,7 +70,7 @@ class Engine:
         assert self._loop_task is None, "an engine starts once"
         group = await self._groups.start(progress)
         try:
-            self._adopt(begin_life(group, self._queue, self._settings, None, now_s=self._clock()))
+            self._adopt(begin_life(group, self._books.queue, self._settings, None, now_s=self._clock()))
             policy = initial_policy(self._settings.speculation, self.description.gamma_max)
             self._policies = PolicyStore(policy, gamma_max=self.description.gamma_max, effective_step=1)
         except ValueError:
@@ -97,77 +78,93 @@ class Engine:
             raise
         self._loop_task = asyncio.create_task(self._run(), name="engine loop")
         self._loop_task.add_done_callback(self._have_last_word)
-        self._set_serving(True)
+        self._readiness.start()
 
     async def stop(self, drain_s: float) -> None:
         """Refuses new requests, lets live ones finish for `drain_s` seconds, ends the rest with Unavailable, and stops
         the group. Idempotent."""
-        self._is_stopping = True
-        self._set_serving(False)
+        self.close_intake()
         if self._loop_task is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(drain_s):
-                    await self._nothing_live.wait()
+                    await self._books.idle.wait()
             self._loop_task.cancel()
             await asyncio.wait({self._loop_task})
             self._loop_task = None
         try:
-            self._fail(list(self._live), Unavailable("the server has stopped"))
-            self._deliver(self._outbox.take())
+            self._books.fail(list(self._books.live), Unavailable("the server has stopped"))
+            self._books.deliver(self._books.outbox.take())
         finally:
             await self._groups.stop()
 
     @property
     def description(self) -> WorkerDescription:
         """Rank 0 of the group in use, or of the last one. Raises Unavailable before the first start."""
-        return self._current.group.description
+        return self._books.life.group.description
 
     @property
     def ranks(self) -> tuple[WorkerDescription, ...]:
         """All ranks of that group, in order. Raises Unavailable before the first start."""
-        return self._current.group.ranks
+        return self._books.life.group.ranks
 
     @property
     def mesh(self) -> Mesh:
         """How they are laid out. Raises Unavailable before the first start."""
-        return self._current.group.mesh
+        return self._books.life.group.mesh
 
     @property
     def is_serving(self) -> bool:
         """Whether `submit` takes requests."""
-        return self._is_serving
+        return self._readiness.is_serving
 
     def add_state_listener(self, listener: Callable[[bool], None]) -> None:
         """`listener` hears every change of `is_serving`; it must not raise."""
-        self._listeners.append(listener)
+        self._readiness.add_listener(listener)
+
+    def drain(self) -> None:
+        """Refuses new requests until `resume`; live ones go on. Idempotent."""
+        self._readiness.drain(True)
+
+    def resume(self) -> None:
+        """Takes requests again. Idempotent. Raises Unavailable when the engine is stopping."""
+        if self._readiness.is_stopping:
+            raise Unavailable("the server is stopping; ask another one")
+        self._readiness.drain(False)
+
+    def close_intake(self) -> None:
+        """Refuses new requests for good; live ones go on until `stop` ends them. Idempotent."""
+        self._readiness.stop()
 
     def next_uid(self) -> int:
-        return self._intake.next_uid()
+        return self._books.intake.next_uid()
 
     def submit(self, request: Request) -> None:
         """Queues a request; its events follow.
 
         Raises Unavailable, InvalidRequest, DuplicateRequest or Overloaded; nothing is queued then.
         """
-        if not self._is_serving:
-            doing = f"recovering ({self._outage})" if self._outage else "starting or stopping"
-            raise Unavailable(f"the server is {doing}; try again later")
-        self._intake.accept(
-            request,
-            self.description,
-            num_waiting=len(self._queue),
-            num_openings=self._current.scheduler.num_openings,
-        )
-        self._live[request.uid] = _Live(request, Usage(prompt=len(request.prompt), seed=request.sampling.seed))
-        self._queue.push(request)
-        self._nothing_live.clear()
+        try:
+            if not self.is_serving:
+                raise Unavailable(f"the server is {self._readiness.explain()}; try again later")
+            self._books.accept(request)
+        except OutriderError as error:
+            self._books.live.note_refusal(error)
+            raise
         self._work.set()
 
     def abort(self, uid: int) -> None:
         """Ends a request without further events. Its slot and pages are free for the next step. Unknown and ended
         requests are ignored."""
-        self._outbox.forget(uid)
-        self._end(uid)
+        self._books.outbox.forget(uid)
+        self._books.end(uid, EarlyEnd.ABORTED)
+
+    def abort_by_id(self, request_ids: Sequence[str]) -> Aborted:
+        """Ends requests by their callers' names for them; what they committed is told before their last event, an
+        AbortedByOperator. Raises Unavailable before the first start."""
+        aborted = self._books.abort_by_id(request_ids)
+        self._books.deliver(self._books.outbox.take())
+        self._work.set()
+        return aborted
 
     @property
     def policy(self) -> PolicyState:
@@ -182,24 +179,48 @@ class Engine:
         Raises StaleRevision, InvalidRequest, or Unavailable before the first start.
         """
         store = self._policy_store
-        step = self._current.scheduler.next_step_id
+        step = self._books.life.scheduler.next_step_id
         return store.set(policy, expected_revision=expected_revision, effective_step=step)
 
     def statistics(self) -> EngineStatistics:
         """Raises Unavailable before the first start."""
-        return self._counters.view(
-            dp_ranks=[scheduler.use() for scheduler in self._current.scheduler.schedulers],
-            waiting=len(self._queue),
+        return self._books.statistics()
+
+    def status(self) -> EngineStatus:
+        """Raises Unavailable before the first start."""
+        life, readiness = self._books.life, self._readiness
+        group = life.group
+        return EngineStatus(
+            state=readiness.state,
+            outage=readiness.outage,
+            uptime_s=self._clock() - self._began_s,
+            mesh=group.mesh,
+            ranks=group.ranks,
+            places=() if readiness.outage else group.places,
+            max_waiting=self._settings.scheduler.max_waiting,
+            policy=self.policy,
+            step=life.scheduler.next_step_id - 1,
+            epoch=group.epoch,
+            statistics=self.statistics(),
         )
 
-    def check_integrity(self) -> list[str]:
-        """One line per violated invariant of the books; empty when all hold."""
-        scheduler = self._current.scheduler
-        problems = scheduler.check_integrity()
-        known = {request.uid for request in self._queue} | {sequence.uid for sequence in scheduler.running}
-        if known != set(self._live):
-            problems.append(f"live requests {sorted(self._live)}, queued or running {sorted(known)}")
-        return problems
+    def live_requests(self, limit: int) -> tuple[list[RequestStatus], int]:
+        """At most `limit` of them, running ones in order of arrival before waiting ones in order of service; and how
+        many are live. Raises Unavailable before the first start."""
+        return self._books.list_live(limit)
+
+    def check_books(self) -> list[str]:
+        """One line per violated invariant of the host's books; empty when all hold."""
+        return self._books.check_integrity()
+
+    async def check_integrity(self) -> IntegrityReport:
+        """Checks the books and has every rank check itself. Raises Unavailable when the ranks are not there."""
+        try:
+            found = await self._books.life.group.link.check_integrity()
+        except WorkerError as error:
+            raise Unavailable(f"not all ranks can be asked ({error}); try again later") from None
+        problems = [f"rank {rank}: {problem}" for rank, lines in enumerate(found) for problem in lines]
+        return IntegrityReport(violations=(*self.check_books(), *problems), ranks_checked=len(found))
 
     async def _run(self) -> None:
         while True:
@@ -208,14 +229,14 @@ class Engine:
             except WorkerError as error:
                 cause = f"{type(error).__name__}: {error}"
                 log.error("the group is lost: %s", cause)
-                running = [sequence.uid for sequence in self._current.scheduler.running]
-                self._fail(running, Unavailable(f"a worker was lost ({cause}); try again"))
+                running = [sequence.uid for sequence in self._books.life.scheduler.running]
+                self._books.fail(running, Unavailable(f"a worker was lost ({cause}); try again"))
                 await self._recover(cause)
             except Exception as error:
                 # Host and ranks may disagree now; nothing that either holds can be trusted.
                 cause = f"the engine failed: {error!r}"
                 log.exception("a round failed")
-                self._fail(list(self._live), InternalError(cause))
+                self._books.fail(list(self._books.live), InternalError(cause))
                 await self._recover(cause)
 
     def _have_last_word(self, loop_task: asyncio.Task[None]) -> None:
@@ -223,112 +244,71 @@ class Engine:
 
         The books are not trusted: a request is told of its end even where they fail to let go of it.
         """
-        if self._is_stopping and loop_task.cancelling():
+        if self._readiness.is_stopping and loop_task.cancelling():
             return
         error = None if loop_task.cancelled() else loop_task.exception()
         cause = "it was cancelled" if error is None else repr(error)
         log.critical("the engine's loop has ended: %s; restart the server", cause, exc_info=error)
         failure = InternalError(f"the engine has ended ({cause})")
-        self._outbox.report([*self._outbox.take(), *(ErrorEvent(uid=uid, error=failure) for uid in self._live)])
-        for uid in list(self._live):
-            try:
-                self._end(uid)
-            except Exception:
-                log.exception("request %d is still in the books", uid)
-        self._live.clear()
-        self._nothing_live.set()
-        self._set_serving(False)
+        outbox = self._books.outbox
+        outbox.report([*outbox.take(), *(ErrorEvent(uid=uid, error=failure) for uid in self._books.live)])
+        self._books.close()
+        self.close_intake()
 
     async def _turn(self) -> None:
         """One round if there is work; else waits for some."""
-        life = self._current
+        life = self._books.life
         if life.group.lost.done():
             raise WorkerLost(life.group.lost.result())
         if life.scheduler.has_work:
             await self._round()
             return
         self._work.clear()
-        self._deliver(self._outbox.take())
+        self._books.deliver(self._books.outbox.take())
         await self._work.wait()
 
     async def _round(self) -> None:
-        life = self._current
+        life = self._books.life
         started = time.perf_counter()
         plan = life.scheduler.plan(self._policy_store.state.policy)
+        self._books.note_starts(plan)
         handed_over = time.perf_counter()
         execution = asyncio.create_task(life.group.link.execute(plan))
         try:
             # Lets the task run up to its first wait, so that the ranks compute while the front takes the events.
             await asyncio.sleep(0)
-            self._deliver(self._outbox.take())
+            self._books.deliver(self._books.outbox.take())
             result = await execution
         finally:
             execution.cancel()
         answered = time.perf_counter()
         undecided: list[Event] = []
-        for event in self._book(plan, result):
-            (undecided.append if event.needs_verdict else self._outbox.hold)(event)
-        self._deliver(undecided)
+        for event in self._books.settle(plan, result):
+            (undecided.append if event.needs_verdict else self._books.outbox.hold)(event)
+        self._books.deliver(undecided)
         if plan.num_sequences:
             host_s = (handed_over - started) + (time.perf_counter() - answered)
-            self._counters.add_step(result, execute_s=answered - handed_over, host_s=host_s)
+            self._books.counters.add_step(result, execute_s=answered - handed_over, host_s=host_s)
             life.num_steps += 1
-
-    def _book(self, plan: StepPlan, result: StepResult) -> Iterator[TokenEvent]:
-        """Commits a result to the ledgers, ends what is finished, and yields the events."""
-        scheduler = self._current.scheduler
-        num_drafts = plan.gamma if plan.feed_drafter else 0
-        for outcome in outcomes(plan, result):
-            sequence = scheduler.find(outcome.dp_rank, outcome.slot, outcome.epoch)
-            if sequence is None:
-                continue  # aborted while the step ran
-            try:
-                sequence.commit(outcome.num_known, outcome.emitted, num_drafts)
-                if outcome.samples:
-                    yield self._book_round(sequence, outcome)
-            except ValueError as error:
-                log.error("step %d: %s", plan.step_id, error)
-                self._fail([sequence.uid], InternalError(f"the worker's answer does not fit: {error}"))
-
-    def _book_round(self, sequence: RunningSequence, outcome: Outcome) -> TokenEvent:
-        live = self._live[sequence.uid]
-        event = settle(live.request, live.usage, outcome)
-        live.usage = event.usage
-        self._counters.add_round(outcome)
-        sequence.awaiting_verdict = event.needs_verdict
-        if event.finish is not None:
-            self._end(sequence.uid)
-        return event
-
-    def _deliver(self, events: list[Event]) -> None:
-        """Hands events to the front and acts on its verdicts."""
-        handover = self._outbox.hand_over(events)
-        for uid in handover.over:
-            self._end(uid)
-        for uid in handover.decided:
-            if (sequence := self._current.scheduler.sequence(uid)) is not None:
-                sequence.awaiting_verdict = False
-        self._fail(handover.undecided, InternalError("the front gave no verdict"))
 
     async def _recover(self, cause: str) -> None:
         """Brings the group back; what its loss ended is told first.
 
         Waiting requests wait on, but no longer than one start may take.
         """
-        self._outage = cause
-        self._set_serving(False)
-        self._deliver(self._outbox.take())
+        self._readiness.lose(cause)
+        self._books.deliver(self._books.outbox.take())
         patience_s = self._settings.cluster.start_timeout_s
         patience = asyncio.get_running_loop().call_later(patience_s, self._give_up_waiting)
 
         def note_failure(error: Exception) -> None:
-            self._outage = f"{cause}; a restart failed: {error}"
+            self._readiness.lose(f"{cause}; a restart failed: {error}")
 
         try:
             life = await next_life(
-                self._current,
+                self._books.life,
                 self._groups,
-                self._queue,
+                self._books.queue,
                 self._settings,
                 cause=cause,
                 pause=self._pause,
@@ -337,60 +317,21 @@ class Engine:
             )
         finally:
             patience.cancel()
-        self._outage = ""
         self._adopt(life)
-        self._counters.restarts += 1
+        self._books.counters.restarts += 1
         self._policy_store.fit(self.description.gamma_max, effective_step=life.scheduler.next_step_id)
-        for request in list(self._queue):
-            try:
-                check_servable(request, self.description)
-            except InvalidRequest as error:  # the group came back with less memory
-                self._fail([request.uid], error)
-        self._deliver(self._outbox.take())
-        self._set_serving(not self._is_stopping)
+        self._books.deliver(self._books.outbox.take())
+        self._readiness.regain()
 
     def _give_up_waiting(self) -> None:
-        waiting = [request.uid for request in self._queue]
-        self._fail(waiting, Unavailable(f"a worker was lost and is not back ({self._outage}); try again"))
-        self._deliver(self._outbox.take())
+        waiting = [request.uid for request in self._books.queue]
+        error = Unavailable(f"a worker was lost and is not back ({self._readiness.outage}); try again")
+        self._books.fail(waiting, error)
+        self._books.deliver(self._books.outbox.take())
 
     def _adopt(self, life: Life) -> None:
-        self._life = life
-        self._counters.fit(life.group.description.gamma_max)
+        self._books.adopt(life)
         life.group.lost.add_done_callback(lambda lost: self._work.set())
-
-    def _fail(self, uids: Iterable[int], error: OutriderError) -> None:
-        """Ends requests; their last events are held, and so not lost whatever fails next."""
-        for uid in uids:
-            if self._end(uid):
-                self._outbox.hold(ErrorEvent(uid=uid, error=error))
-
-    def _end(self, uid: int) -> bool:
-        """Lets go of a request wherever it is; False when it has ended already. Until that is done it is live."""
-        live = self._live.get(uid)
-        if live is None:
-            return False
-        if uid in self._queue:
-            self._queue.remove(uid)
-        elif self._current.scheduler.sequence(uid) is not None:
-            self._current.scheduler.release(uid)
-        self._intake.forget(live.request.request_id)
-        del self._live[uid]
-        if not self._live:
-            self._nothing_live.set()
-        return True
-
-    def _set_serving(self, is_serving: bool) -> None:
-        if is_serving != self._is_serving:
-            self._is_serving = is_serving
-            for listener in self._listeners:
-                listener(is_serving)
-
-    @property
-    def _current(self) -> Life:
-        if self._life is None:
-            raise Unavailable("the server is starting")
-        return self._life
 
     @property
     def _policy_store(self) -> PolicyStore:

@@ -41,11 +41,15 @@ class ErrorEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The front's answer to an event that needed one. `stop` is set when a stop string ended the request: the front has
-    cut tokens and text, and the engine only lets go of the sequence."""
+    """The front's answer to an event that needed one.
+
+    stop: a stop string ended the request. The front has cut tokens and text; the engine only lets go of the sequence.
+    gone: the stream is no more, for another reason; the engine lets go of the sequence too.
+    """
 
     uid: int
     stop: bool
+    gone: bool = False
 
 
 class EventSink(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from parallel.mesh import Mesh
@@ -13,12 +14,25 @@ RankProgress = Callable[[int, str, int, int], None]
 """Which rank, what it loads, how much of that is done, how much there is."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """name: of the process or actor. address: host:port of its link."""
+
+    name: str
+    address: str
+
+
 class StepLink(Protocol):
     """The way to all ranks of a loaded group. Plans go in order, one result comes back for each."""
 
     async def execute(self, plan: StepPlan) -> StepResult:
         """Raises WorkerLost, StepTimeout, RanksDisagree or another WorkerError, which names the rank; the whole group
         is unusable after any of them."""
+        ...
+
+    async def check_integrity(self) -> list[list[str]]:
+        """Violated invariants of every rank's pools, in rank order, looked for between two steps. Raises WorkerError
+        when a rank cannot say."""
         ...
 
 
@@ -39,6 +53,11 @@ class LoadedGroup(Protocol):
     @property
     def ranks(self) -> tuple[WorkerDescription, ...]:
         """Each rank's own, in order."""
+        ...
+
+    @property
+    def places(self) -> tuple[RankPlace, ...]:
+        """Where each rank is, in order."""
         ...
 
     @property

@@ -21,10 +21,12 @@ Event = TokenEvent | ErrorEvent
 class Handover:
     """What became of the requests of a batch of events, by uid.
 
-    over: they end here, and their front knows. decided: they go on. undecided: they needed a verdict and got none.
+    stopped: a stop string ended them. failed: the front has given them up, or failed itself. It knows of both.
+    decided: they go on. undecided: they needed a verdict and got none.
     """
 
-    over: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
     decided: tuple[int, ...] = ()
     undecided: tuple[int, ...] = ()
 
@@ -60,10 +62,11 @@ class Outbox:
             # Those that ended in this very batch are told too: their last event may not have got through.
             failure = InternalError(f"the front failed: {error!r}")
             self.report(ErrorEvent(uid=event.uid, error=failure) for event in events)
-            return Handover(over=tuple(event.uid for event in events))
+            return Handover(failed=tuple(event.uid for event in events))
         return Handover(
-            over=tuple(verdict.uid for verdict in verdicts if verdict.stop),
-            decided=tuple(verdict.uid for verdict in verdicts if not verdict.stop),
+            stopped=tuple(verdict.uid for verdict in verdicts if verdict.stop),
+            failed=tuple(verdict.uid for verdict in verdicts if verdict.gone),
+            decided=tuple(verdict.uid for verdict in verdicts if not verdict.stop and not verdict.gone),
             undecided=tuple(sorted(waiting - {verdict.uid for verdict in verdicts})),
         )
 

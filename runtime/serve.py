@@ -16,6 +16,7 @@ from runtime.cluster.supervisor import GroupSupervisor, launcher_for
 from runtime.engine import Engine
 from runtime.front.defaults import SamplingDefaults
 from runtime.front.hub import StreamHub
+from runtime.front.metrics_server import MetricsServer, metrics_endpoint
 from runtime.front.server import FrontServer
 from runtime.front.tokenizer import Tokenizer
 from runtime.link import RankProgress
@@ -52,6 +53,7 @@ class Deployment:
         self._engine = Engine(settings, self._supervisor, self._hub)
         self._files: _FrontFiles | None = None
         self._front: FrontServer | None = None
+        self._metrics = MetricsServer(settings, self._engine.status)
         self._port: int | None = None
 
     async def start(self, progress: RankProgress) -> None:
@@ -61,12 +63,16 @@ class Deployment:
         suit the model; tokenizer, chat template or sampling defaults, by file) or WorkerError (a rank cannot start or
         load; the text names it).
         """
-        _check_free(self._settings.server.host, self._settings.server.port)
+        _check_free(self._settings.server.host, self._settings.server.port, "--host", "--port")
+        metrics_host, metrics_port = metrics_endpoint(self._settings)
+        if metrics_port is not None:
+            _check_free(metrics_host, metrics_port, "metrics.host", "metrics.port")
         _check_writable(self._settings.state_dir)
         check_layout(self._path, Mesh.of(self._settings.parallel))
         self._files = files = await self._load_beside_ranks(progress)
         self._front = FrontServer(self._engine, self._hub, files.tokenizer, self._settings, defaults=files.defaults)
         self._port = await self._front.start()
+        self._metrics.start()
 
     async def _load_beside_ranks(self, progress: RankProgress) -> _FrontFiles:
         """Reads the front's files in a thread while the ranks start. An error of the files ends the ranks' start, and
@@ -89,8 +95,10 @@ class Deployment:
 
         Idempotent; may be cancelled, and called again with less patience.
         """
+        self._engine.close_intake()
         if self._front is not None:
             await self._front.stop(drain_s)
+        await self._metrics.stop()
         await self._engine.stop(0)
 
     @property
@@ -98,6 +106,11 @@ class Deployment:
         """host:port where clients reach us; known once `start` has returned."""
         assert self._port is not None, "not started"
         return join_address(self._settings.server.host, self._port)
+
+    @property
+    def metrics_address(self) -> str | None:
+        """host:port of the metrics; None where they are not served."""
+        return self._metrics.address
 
     @property
     def description(self) -> WorkerDescription:
@@ -134,13 +147,16 @@ class Deployment:
         """A moment of the engine."""
         return self._engine.statistics()
 
-    def check_integrity(self) -> list[str]:
+    def check_books(self) -> list[str]:
         """Violated invariants of the host's books; empty when all hold."""
-        return self._engine.check_integrity()
+        return self._engine.check_books()
 
     def facts(self) -> list[tuple[str, str]]:
         """What was started and where, as rows to print."""
-        rows = [("front", self.address), ("layout", _layout_line(self.mesh))]
+        rows = [("front", self.address)]
+        if self._metrics.address is not None:
+            rows.append(("metrics", f"http://{self._metrics.address}/metrics"))
+        rows += [("layout", _layout_line(self.mesh))]
         rows += [
             (f"rank {rank}", f"{launched.address} ({launched.name})")
             for rank, launched in enumerate(self._supervisor.launched)
@@ -172,8 +188,9 @@ def _check_writable(state_dir: Path) -> None:
         ) from None
 
 
-def _check_free(host: str, port: int) -> None:
-    """Raises OSError for an address that cannot be listened on: better before a checkpoint is loaded than after.
+def _check_free(host: str, port: int, host_key: str, port_key: str) -> None:
+    """Raises OSError, which names the settings, for an address that cannot be listened on: better before a checkpoint
+    is loaded than after.
 
     A name may stand for several addresses. The front listens on those that this machine has; none may be taken.
     """
@@ -181,7 +198,7 @@ def _check_free(host: str, port: int) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
-        raise OSError(f"cannot listen on {host!r}: {why}; give --host an address of this machine") from None
+        raise OSError(f"cannot listen on {host!r}: {why}; give {host_key} an address of this machine") from None
     errors: list[OSError] = []
     for family, kind, protocol, _, address in found:
         try:
@@ -194,4 +211,6 @@ def _check_free(host: str, port: int) -> None:
     taken = [error for error in errors if error.errno == errno.EADDRINUSE]
     if taken or len(errors) == len(found):
         why = os.strerror((taken or errors)[0].errno or 0)
-        raise OSError(f"cannot listen on {join_address(host, port)}: {why}; choose another with --host and --port")
+        raise OSError(
+            f"cannot listen on {join_address(host, port)}: {why}; choose another with {host_key} and {port_key}"
+        )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 
+from runtime.live import RequestStatistics
 from runtime.settlement import Outcome
 from workers.plan import StepResult, StepTimings
 
@@ -35,7 +37,8 @@ class EngineStatistics:
     dp_ranks: the use of each data-parallel rank; running, slots_free, slots_used and pages are sums over them.
     waiting: requests in the queue.
     steps, rounds: steps in which any sequence ran; passes that sampled, counted per sequence.
-    emitted, drafted, admitted, accepted: tokens.
+    emitted, trimmed, drafted, admitted, accepted: tokens; trimmed ones were verified but cut off by a stop or a limit.
+        emitted = accepted + rounds − trimmed.
     drafted_per_position, admitted_per_position, accepted_per_position: draft k, from 0, of γ_max.
     timings: sums over steps of what the slowest rank of each spent, collectives, dispatch and combine among it.
     expert_steps: steps in which expert rows were computed.
@@ -50,6 +53,7 @@ class EngineStatistics:
     steps: int
     rounds: int
     emitted: int
+    trimmed: int
     drafted_per_position: tuple[int, ...]
     admitted_per_position: tuple[int, ...]
     accepted_per_position: tuple[int, ...]
@@ -59,6 +63,7 @@ class EngineStatistics:
     execute_s: float
     host_s: float
     restarts: int
+    requests: RequestStatistics
 
     @property
     def running(self) -> int:
@@ -93,6 +98,32 @@ class EngineStatistics:
         return sum(self.accepted_per_position)
 
     @property
+    def accepted_prefixes(self) -> tuple[int, ...]:
+        """Rounds that drafted, by how many of their drafts stood, from 0 to γ_max."""
+        if not self.drafted_per_position:
+            return ()
+        at_least = (self.drafted_per_position[0], *self.accepted_per_position, 0)
+        return tuple(more - fewer for more, fewer in pairwise(at_least))
+
+    def check_integrity(self) -> list[str]:
+        """One line per law of counting that does not hold."""
+        problems = []
+        columns = (self.drafted_per_position, self.admitted_per_position, self.accepted_per_position)
+        if any(not drafted >= admitted >= accepted >= 0 for drafted, admitted, accepted in zip(*columns, strict=True)):
+            problems.append(f"counters: drafted, admitted, accepted by position do not fall: {columns}")
+        if any(list(column) != sorted(column, reverse=True) for column in columns):
+            problems.append(f"counters: drafted, admitted, accepted rise with the position: {columns}")
+        if self.emitted != self.accepted + self.rounds - self.trimmed:
+            problems.append(
+                f"counters: {self.emitted} emitted, but {self.accepted} accepted + {self.rounds} rounds - "
+                f"{self.trimmed} trimmed"
+            )
+        num_live = self.requests.submitted - sum(self.requests.ended.values())
+        if num_live != self.running + self.waiting:
+            problems.append(f"counters: {num_live} requests have not ended, {self.running} run and {self.waiting} wait")
+        return problems
+
+    @property
     def overhead_s(self) -> float:
         """What steps took beyond their slowest rank: planning, links, booking."""
         return self.execute_s + self.host_s - self.timings.total_s
@@ -110,6 +141,7 @@ class Counters:
     steps: int = 0
     rounds: int = 0
     emitted: int = 0
+    trimmed: int = 0
     drafted_per_position: list[int] = field(default_factory=list)
     admitted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
@@ -129,6 +161,7 @@ class Counters:
         """Counts one pass that sampled, of one sequence."""
         self.rounds += 1
         self.emitted += len(outcome.emitted)
+        self.trimmed += outcome.num_accepted + 1 - len(outcome.emitted)
         for position in range(len(outcome.drafted)):
             self.drafted_per_position[position] += 1
             self.admitted_per_position[position] += position < outcome.num_admitted
@@ -145,13 +178,14 @@ class Counters:
             self.expert_steps += 1
             self.expert_imbalance_sum += max(rows) * len(rows) / sum(rows)
 
-    def view(self, *, dp_ranks: Sequence[RankUse], waiting: int) -> EngineStatistics:
+    def view(self, *, dp_ranks: Sequence[RankUse], waiting: int, requests: RequestStatistics) -> EngineStatistics:
         return EngineStatistics(
             dp_ranks=tuple(dp_ranks),
             waiting=waiting,
             steps=self.steps,
             rounds=self.rounds,
             emitted=self.emitted,
+            trimmed=self.trimmed,
             drafted_per_position=tuple(self.drafted_per_position),
             admitted_per_position=tuple(self.admitted_per_position),
             accepted_per_position=tuple(self.accepted_per_position),
@@ -161,6 +195,7 @@ class Counters:
             execute_s=self.execute_s,
             host_s=self.host_s,
             restarts=self.restarts,
+            requests=requests,
         )
 
 

@@ -81,6 +81,11 @@ class MemoryPlan:
     pages_per_longest: int
 
     @property
+    def page_bytes(self) -> tuple[int, ...]:
+        """Bytes of one page of each cache group, all its layers together."""
+        return tuple(size // (pages + 1) for size, pages in zip(self.kv_bytes, self.sizes.num_pages, strict=True))
+
+    @property
     def slots_bytes(self) -> int:
         """All slots, the null slot included."""
         return (self.sizes.num_slots + 1) * self.slot.total
@@ -99,7 +104,7 @@ class MemoryPlan:
     def num_balanced_sequences_of(self, num_tokens: int) -> int:
         """How many of them the budget would run at once if it held one slot for each and the rest in pages."""
         pages_each = num_pages_for(num_reserved_tokens(num_tokens, self.sizes.gamma_max), self.sizes.page_size)
-        page_bytes = sum(size // (pages + 1) for size, pages in zip(self.kv_bytes, self.sizes.num_pages, strict=True))
+        page_bytes = sum(self.page_bytes)
         # What is left of the budget beside the records, the null slot and the null pages.
         left = self.budget_bytes - self.record_bytes - self.slot.total - page_bytes
         return left // (self.slot.total + pages_each * page_bytes)

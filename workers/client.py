@@ -113,7 +113,7 @@ class WorkerClient:
     async def check_integrity(self) -> list[str]:
         """The rank's broken invariants; empty when all hold. Raises WorkerLost when it cannot say."""
         try:
-            reply = await self._stub.CheckIntegrity(messages.CheckIntegrityRequest(), timeout=INTEGRITY_TIMEOUT_S)
+            reply = await self._stub.CheckIntegrity(messages.CheckRankRequest(), timeout=INTEGRITY_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise WorkerLost(f"the link to {self.address} broke: {error.details()}") from None
         return list(reply.violations)

@@ -124,7 +124,10 @@ def load_rank(settings: WorkerSettings, progress: Progress, meet: Meet | None = 
             page_size=settings.cache.page_size,
             cache_groups=memory.cache_groups,
             num_pages=sizes.num_pages,
+            page_bytes=memory.page_bytes,
             num_slots=sizes.num_slots,
+            slot_bytes=memory.slot.total,
+            record_bytes=memory.record_bytes,
             accounting=accounting_rows(
                 model.state_layout,
                 memory,

@@ -235,7 +235,11 @@ class StepResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDescription:
     """What a loaded rank tells the runtime. Counts exclude the null page and the null slot, and are those of one
-    data-parallel rank. num_parameters: of the whole model; parameter_bytes: those that this rank holds."""
+    data-parallel rank. num_parameters: of the whole model; parameter_bytes: those that this rank holds.
+
+    page_bytes: of one page of each cache group, all its layers together. slot_bytes: of one slot, recurrent state and
+        what lies beside it. record_bytes: of the records of one step, allocated once.
+    """
 
     model_type: str
     vocab_size: int
@@ -251,7 +255,10 @@ class WorkerDescription:
     page_size: int
     cache_groups: tuple[str, ...]
     num_pages: tuple[int, ...]
+    page_bytes: tuple[int, ...]
     num_slots: int
+    slot_bytes: int
+    record_bytes: int
     accounting: tuple[tuple[str, str], ...]
     """Rows (what, figure) of the printed memory accounting."""
     load_s: float = 0.0

@@ -121,11 +121,11 @@ class WorkerServicer(services.WorkerServiceServicer):
             return wire.report_to_wire(worker.execute(plan), plan, *self._place)
 
     def CheckIntegrity(
-        self, request: messages.CheckIntegrityRequest, context: grpc.ServicerContext
-    ) -> messages.CheckIntegrityResponse:
+        self, request: messages.CheckRankRequest, context: grpc.ServicerContext
+    ) -> messages.CheckRankResponse:
         worker = self._loaded(context)
         with self._computing:
-            return messages.CheckIntegrityResponse(violations=worker.check_integrity())
+            return messages.CheckRankResponse(violations=worker.check_integrity())
 
     def _loaded(self, context: grpc.ServicerContext) -> WorkerLike:
         if self._unusable is not None:

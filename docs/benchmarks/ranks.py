@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import statistics
 import time
 from dataclasses import dataclass
@@ -23,11 +22,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from configs.load import demo_checkpoint, load_settings
-from outrider.v1 import inference_pb2, types_pb2
+from configs.load import load_settings
 from parallel.mesh import Mesh
-from runtime.cli.comparison import Completion, PolicyRun, first_difference
-from runtime.cli.generate import rounds_of
+from runtime.bench.comparison import PolicyRun, first_difference
+from runtime.bench.completion import Completion, complete, generate_request
+from runtime.bench.workload import Prompt, heldout
 from runtime.front.client import OutriderClient
 from runtime.serve import Deployment
 from runtime.statistics import EngineStatistics
@@ -59,8 +58,7 @@ async def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--gamma", type=int, nargs="+", default=[0, 2])
     args = parser.parse_args()
-    lines = (demo_checkpoint() / "heldout.jsonl").read_text().splitlines()
-    prompts = [json.loads(line)["prompt"] for line in lines[: max(args.streams)]]
+    prompts = heldout()[: max(args.streams)]
     async with contextlib.AsyncExitStack() as stack:
         houses = {}
         for mesh in track(LAYOUTS, description="starting"):
@@ -84,6 +82,7 @@ async def start(stack: contextlib.AsyncExitStack, mesh: Mesh, streams: int) -> t
     settings = {
         "cluster.launcher": "process",
         "server.port": 0,
+        "metrics.port": "none",
         "cache.max_model_len": 512,
         "cache.max_running": streams,
         "parallel.tp": mesh.tp,
@@ -97,40 +96,25 @@ async def start(stack: contextlib.AsyncExitStack, mesh: Mesh, streams: int) -> t
 
 
 async def measure(
-    deployment: Deployment, client: OutriderClient, prompts: list[str], streams: int, gamma: int, tokens: int
+    deployment: Deployment, client: OutriderClient, prompts: list[Prompt], streams: int, gamma: int, tokens: int
 ) -> Cell:
     await client.set_policy(gamma or None)
     before, began = deployment.statistics(), time.perf_counter()
-    await asyncio.gather(*(stream(client, prompt, tokens) for prompt in prompts[:streams]))
+    await complete_all(client, prompts[:streams], tokens, report_rounds=False)
     return cell(before, deployment.statistics(), streams * tokens, time.perf_counter() - began)
 
 
-async def stream(client: OutriderClient, prompt: str, tokens: int) -> None:
-    stopping = types_pb2.Stopping(max_tokens=tokens, ignore_eos=True)
-    sampling = types_pb2.Sampling(temperature=0)
-    async for _ in client.generate(inference_pb2.GenerateRequest(text=prompt, sampling=sampling, stopping=stopping)):
-        pass
-
-
-async def greedy_run(client: OutriderClient, prompts: list[str], tokens: int) -> PolicyRun:
+async def greedy_run(client: OutriderClient, prompts: list[Prompt], tokens: int) -> PolicyRun:
     """All prompts at once, with the logit gaps of their tokens."""
-
-    async def one(prompt: str) -> Completion:
-        request = inference_pb2.GenerateRequest(
-            text=prompt,
-            sampling=types_pb2.Sampling(temperature=0),
-            stopping=types_pb2.Stopping(max_tokens=tokens, ignore_eos=True),
-            report_rounds=True,
-        )
-        frames = [frame async for frame in client.generate(request)]
-        return Completion(
-            tokens=tuple(token for frame in frames for token in frame.token_ids),
-            rounds=tuple(round_ for frame in frames for round_ in rounds_of(frame)),
-            seconds=1.0,
-        )
-
     await client.set_policy(None)
-    return PolicyRun(policy="off", completions=tuple(await asyncio.gather(*map(one, prompts))))
+    return PolicyRun(policy="off", completions=tuple(await complete_all(client, prompts, tokens, report_rounds=True)))
+
+
+async def complete_all(
+    client: OutriderClient, prompts: list[Prompt], tokens: int, *, report_rounds: bool
+) -> list[Completion]:
+    requests = (generate_request(prompt.content, tokens, report_rounds=report_rounds) for prompt in prompts)
+    return await asyncio.gather(*(complete(client, request) for request in requests))
 
 
 def cell(before: EngineStatistics, after: EngineStatistics, tokens: int, seconds: float) -> Cell:

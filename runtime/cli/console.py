@@ -7,6 +7,9 @@
 4    the server cannot be reached, is draining, or lost its worker
 5    the server refused the request
 130  interrupted
+
+A command that asks several servers ends with the gravest of their codes: 1 before 5 before 4, which a second try may
+cure. The answers of the others are printed all the same.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 
 from configs.load import SettingsError
@@ -48,13 +51,25 @@ class _PipedConsole(Console):
 
 OUT = _PipedConsole(highlight=False)
 ERR = _PipedConsole(stderr=True, highlight=False)
+_WIDE = _PipedConsole(highlight=False, width=400)
+"""For output to no terminal: wider than any table, and none fills it."""
+
+
+def complain(message: str) -> None:
+    """Prints the error on standard error."""
+    for line in message.splitlines() or [""]:
+        ERR.print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True)
 
 
 def fail(message: str, code: int) -> NoReturn:
     """Prints the error on standard error and ends the command."""
-    for line in message.splitlines() or [""]:
-        ERR.print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True)
+    complain(message)
     raise typer.Exit(code)
+
+
+def show(renderable: RenderableType) -> None:
+    """Prints a table or a panel; where the output is no terminal, as wide as its content needs."""
+    (OUT if OUT.is_terminal else _WIDE).print(renderable)
 
 
 def write(text: str) -> None:

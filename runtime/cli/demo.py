@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,17 +9,17 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from configs.load import demo_checkpoint, load_settings, settings_file
-from runtime.cli.comparison import Completion, PolicyRun, first_difference
+from configs.load import load_settings, settings_file
+from runtime.bench.comparison import PolicyRun, first_difference
+from runtime.bench.completion import complete, generate_request
+from runtime.bench.workload import Prompt, heldout
 from runtime.cli.console import OUT, guarded, run, write
-from runtime.cli.generate import rounds_of
 from runtime.cli.options import UINT32_MAX
 from runtime.cli.serve import StopSignals, first_of
 from runtime.cli.startup import StartupProgress, accounting_table, model_line, summary_panel
 
 if TYPE_CHECKING:
     from configs.schema import ServeSettings
-    from outrider.v1 import inference_pb2
     from runtime.front.client import OutriderClient
     from runtime.serve import Deployment
 
@@ -69,11 +68,13 @@ async def _show(deployment: Deployment, settings: ServeSettings, num_prompts: in
     async with OutriderClient(deployment.address) as client:
         OUT.print("\n[bold]one completion over gRPC[/], seeded, temperature 0.7")
         write(STREAMED_PROMPT)
-        async for frame in client.generate(_request(STREAMED_PROMPT, max_tokens, temperature=0.7)):
+        async for frame in client.generate(
+            generate_request(STREAMED_PROMPT, max_tokens, report_rounds=False, temperature=0.7)
+        ):
             write(frame.text)
-        texts = _heldout_prompts(num_prompts)
+        prompts = heldout()[:num_prompts]
         OUT.print(f"\n\n[bold]speculation compared[/]: {num_prompts} held-out prompts, {max_tokens} greedy tokens each")
-        runs = [await _run_policy(client, gamma, texts, max_tokens) for gamma in COMPARED_GAMMAS]
+        runs = [await _run_policy(client, gamma, prompts, max_tokens) for gamma in COMPARED_GAMMAS]
     OUT.print(comparison_table(runs))
     for line in difference_lines(runs, deployment.description.dtype):
         OUT.print(escape(line))
@@ -84,38 +85,12 @@ async def _show(deployment: Deployment, settings: ServeSettings, num_prompts: in
     )
 
 
-async def _run_policy(client: OutriderClient, gamma: int | None, prompts: list[str], max_tokens: int) -> PolicyRun:
+async def _run_policy(client: OutriderClient, gamma: int | None, prompts: list[Prompt], max_tokens: int) -> PolicyRun:
     """Switches the live policy, then completes the prompts one after the other."""
     await client.set_policy(gamma)
-    completions = [await _complete(client, prompt, max_tokens) for prompt in prompts]
+    requests = [generate_request(prompt.content, max_tokens, report_rounds=True) for prompt in prompts]
+    completions = [await complete(client, request) for request in requests]
     return PolicyRun(policy="off" if gamma is None else f"γ={gamma}", completions=tuple(completions))
-
-
-async def _complete(client: OutriderClient, prompt: str, max_tokens: int) -> Completion:
-    began = time.perf_counter()
-    frames = [frame async for frame in client.generate(_request(prompt, max_tokens, temperature=0.0))]
-    return Completion(
-        tokens=tuple(token for frame in frames for token in frame.token_ids),
-        rounds=tuple(round_ for frame in frames for round_ in rounds_of(frame)),
-        seconds=time.perf_counter() - began,
-    )
-
-
-def _request(prompt: str, max_tokens: int, *, temperature: float) -> inference_pb2.GenerateRequest:
-    from outrider.v1 import inference_pb2, types_pb2
-
-    return inference_pb2.GenerateRequest(
-        text=prompt,
-        sampling=types_pb2.Sampling(temperature=temperature, seed=0),
-        stopping=types_pb2.Stopping(max_tokens=max_tokens, ignore_eos=True),
-        report_rounds=True,
-    )
-
-
-def _heldout_prompts(number: int) -> list[str]:
-    """The first prompts of the held-out set that the demo model never saw in training."""
-    with (demo_checkpoint() / "heldout.jsonl").open(encoding="utf-8") as lines:
-        return [json.loads(line)["prompt"] for line, _ in zip(lines, range(number), strict=False)]
 
 
 def comparison_table(runs: list[PolicyRun]) -> Table:

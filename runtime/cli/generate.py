@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from configs.load import demo_checkpoint, load_settings
+from runtime.bench.completion import rounds_of
 from runtime.cli.console import ERR, EXIT_USAGE, OUT, fail, guarded, run, write
 from runtime.cli.options import UINT32_MAX, UINT64_MAX, checked_address, checked_text, text_of_stdin
 from runtime.cli.rounds import COLOURS, SIGNS, legend, paint
 from runtime.cli.startup import StartupProgress
-from runtime.request import Round
 
 if TYPE_CHECKING:
     from outrider.v1 import inference_pb2
@@ -118,19 +118,6 @@ async def _generate(
             _report(frame)
 
 
-def rounds_of(frame: inference_pb2.GenerateResponse) -> list[Round]:
-    """The rounds of a frame as domain values."""
-    return [
-        Round(
-            drafted=tuple(message.drafted_token_ids),
-            accepted=message.accepted,
-            emitted=tuple(message.emitted_token_ids),
-            margins=tuple(message.emitted_margins),
-        )
-        for message in frame.rounds
-    ]
-
-
 def _report(frame: inference_pb2.GenerateResponse) -> None:
     """After the last frame, and only then: why it ended, and the counts."""
     if not frame.HasField("finish"):
@@ -169,7 +156,12 @@ async def _server(address: str | None, checkpoint: Path | None, gamma: int | Non
         return
     from runtime.serve import Deployment
 
-    overrides: dict[str, object] = {"cluster.launcher": "process", "server.port": 0, "model.path": checkpoint}
+    overrides: dict[str, object] = {
+        "cluster.launcher": "process",
+        "server.port": 0,
+        "metrics.port": "none",
+        "model.path": checkpoint,
+    }
     if gamma is not None:
         overrides["speculation.gamma"] = gamma
     settings = load_settings(None, overrides)

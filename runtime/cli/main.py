@@ -7,13 +7,19 @@ from typing import Annotated
 
 import typer
 
+from runtime.cli.bench import bench
+from runtime.cli.check import check
 from runtime.cli.console import OUT
 from runtime.cli.demo import demo
+from runtime.cli.drain import drain, resume
 from runtime.cli.generate import generate
 from runtime.cli.health import health
 from runtime.cli.policy import policy
+from runtime.cli.requests import abort, requests
 from runtime.cli.serve import serve
 from runtime.cli.settings import settings
+from runtime.cli.status import status
+from runtime.cli.top import top
 
 app = typer.Typer(
     name="outrider",
@@ -25,7 +31,15 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(demo)
+app.command()(bench)
 app.add_typer(policy, name="policy")
+app.command()(status)
+app.command()(top)
+app.command()(requests)
+app.command()(abort)
+app.command()(drain)
+app.command()(resume)
+app.command()(check)
 app.command()(health)
 app.command()(settings)
 

@@ -1,33 +1,83 @@
-"""What several commands accept on their command lines: the address of a server, numbers as messages hold them, text.
+"""What several commands accept on their command lines: addresses, seconds, numbers as messages hold them, text.
 
 Refuses what no message can carry before anyone is asked. Knows no messages and no server.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from typing import Annotated
 
 import typer
 
-from runtime.cli.console import EXIT_USAGE, fail
+from runtime.cli.console import DEFAULT_ADDRESS, EXIT_USAGE, fail
 
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
 
 
+ADDRESS_VARIABLE = "OUTRIDER_ADDRESS"
+"""Environment variable with the addresses that operator commands ask where none is given, comma between them."""
+
+
 def checked_address(address: str | None) -> str | None:
     """host:port, with an IPv6 host in brackets. Ends the command where it is not."""
-    if address is None:
-        return None
+    if address is not None:
+        _check_address(address, "--address")
+    return address
+
+
+def checked_addresses(given: list[str] | None) -> list[str]:
+    """Each address once, in the order given; where none is, those of the environment, else where `outrider serve`
+    listens. Ends the command where one is not of the form."""
+    addresses, source = given or [], "--address"
+    if not addresses:
+        text, source = os.environ.get(ADDRESS_VARIABLE, ""), ADDRESS_VARIABLE
+        addresses = [part.strip() for part in text.split(",")] if text.strip() else [DEFAULT_ADDRESS]
+    for address in addresses:
+        _check_address(address, source)
+    return list(dict.fromkeys(addresses))
+
+
+def _check_address(address: str, source: str) -> None:
     host, _, port = address.rpartition(":")
     is_bare = host.startswith("[") == host.endswith("]") and (":" not in host or host.startswith("["))
     is_port = port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535
     if not host.strip("[]") or not is_bare or not is_port or not address.isprintable() or " " in address:
-        fail(f"--address {address!r}: not of the form host:port, as in 127.0.0.1:50051 or [::1]:50051", EXIT_USAGE)
-    return address
+        fail(f"{source} {address!r}: not of the form host:port, as in 127.0.0.1:50051 or [::1]:50051", EXIT_USAGE)
+
+
+def checked_seconds(seconds: float | None) -> float | None:
+    """A number of seconds. Refuses what is none."""
+    if seconds is not None and not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is no number of seconds.")
+    return seconds
 
 
 Address = Annotated[str, typer.Option(help="Server to talk to, as host:port.", callback=checked_address)]
+
+Addresses = Annotated[
+    list[str],
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help=f"Server to ask; repeat it to ask several. Without it those of ${ADDRESS_VARIABLE} are asked, "
+        "comma between them.",
+        callback=checked_addresses,
+        default_factory=list,
+        show_default=DEFAULT_ADDRESS,
+    ),
+]
+"""One or several servers, each once."""
+
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout-s", min=0.001, help="Longest wait for a server's answer.", callback=checked_seconds),
+]
+DEFAULT_TIMEOUT_S = 5.0
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document: a list with an entry per server.")]
 
 
 def checked_text(text: str, what: str) -> str:

@@ -26,6 +26,7 @@ FLAG_KEYS = {
     "ep": "parallel.ep",
     "host": "server.host",
     "port": "server.port",
+    "metrics_port": "metrics.port",
     "policy": "speculation.policy",
     "gamma": "speculation.gamma",
     "memory_mib": "cache.memory_mib",
@@ -57,6 +58,9 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    metrics_port: Annotated[
+        str | None, typer.Option(metavar="PORT", help="Port of the metrics, or none; the one after --port if left out.")
+    ] = None,
     served_name: Annotated[str | None, typer.Option(help="Model name that clients use.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Weights and activations.")] = None,
     numerics: Annotated[

@@ -68,6 +68,10 @@ class GroupLink:
                 raise
         return merge_reports(self._mesh, reports)
 
+    async def check_integrity(self) -> list[list[str]]:
+        """Violated invariants of every rank's pools, in rank order. Raises WorkerLost when a rank cannot say."""
+        return await asyncio.gather(*(client.check_integrity() for client in self._clients))
+
     def _be_late(self, plan: StepPlan, calls: Sequence[asyncio.Task[RankReport]]) -> None:
         error = StepTimeout(f"step {plan.step_id} has no result after {self._step_timeout_s:g} s")
         for rank, call in enumerate(calls):

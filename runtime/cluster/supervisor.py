@@ -22,7 +22,7 @@ from runtime.cluster.group import GroupLink
 from runtime.cluster.inquest import Inquest, Verdict, rank_name
 from runtime.cluster.launcher import LaunchedWorker, Launcher, RankDied
 from runtime.cluster.process_launcher import ProcessLauncher
-from runtime.link import RankProgress
+from runtime.link import RankPlace, RankProgress
 from workers.client import LinkBroken, WorkerClient
 from workers.plan import LoadError, WorkerDescription, WorkerError, WorkerLost
 
@@ -37,7 +37,7 @@ LAUNCH_STAGE = "launch"
 class RunningGroup:
     """A loaded group: a `runtime.link.LoadedGroup`.
 
-    description: rank 0's, with the slots and pages that every rank has. ranks: each rank's own.
+    description: rank 0's, with the slots and pages that every rank has. ranks: each rank's own. places: where each is.
     epoch: which life of the group this is; goes into every plan.
     lost: set, with the reason, when any process or link is no more, whether or not a step is in flight.
     """
@@ -46,6 +46,7 @@ class RunningGroup:
     mesh: Mesh
     description: WorkerDescription
     ranks: tuple[WorkerDescription, ...]
+    places: tuple[RankPlace, ...]
     epoch: int
     lost: asyncio.Future[str]
 
@@ -149,6 +150,7 @@ class GroupSupervisor:
             mesh=self._mesh,
             description=description,
             ranks=tuple(descriptions),
+            places=tuple(RankPlace(name=each.name, address=each.address) for each in launched),
             epoch=self._epoch,
             lost=lost,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -84,9 +84,46 @@ class OutriderClient:
             policy.off.SetInParent()
         else:
             policy.fixed.gamma = gamma
+        return await self.switch_policy(policy, expected_revision=expected_revision)
+
+    async def switch_policy(
+        self, policy: operator_pb2.VerificationPolicy, *, expected_revision: int | None = None
+    ) -> operator_pb2.VerificationPolicyState:
+        """Puts a policy in force. expected_revision: refuse if it is another."""
         request = operator_pb2.SetVerificationPolicyRequest(policy=policy, expected_revision=expected_revision)
         state: operator_pb2.VerificationPolicyState = await self._operator.SetVerificationPolicy(request)
         return state
+
+    async def get_status(self) -> operator_pb2.GetStatusResponse:
+        status: operator_pb2.GetStatusResponse = await self._operator.GetStatus(operator_pb2.GetStatusRequest())
+        return status
+
+    async def list_requests(self, limit: int | None = None) -> operator_pb2.ListRequestsResponse:
+        """Live requests; limit: None takes the server's."""
+        request = operator_pb2.ListRequestsRequest(limit=limit)
+        reply: operator_pb2.ListRequestsResponse = await self._operator.ListRequests(request)
+        return reply
+
+    async def drain(self) -> operator_pb2.DrainResponse:
+        """Has the server refuse new requests; returns at once, while live ones go on."""
+        reply: operator_pb2.DrainResponse = await self._operator.Drain(operator_pb2.DrainRequest())
+        return reply
+
+    async def resume(self) -> operator_pb2.ResumeResponse:
+        """Has a drained server take requests again."""
+        reply: operator_pb2.ResumeResponse = await self._operator.Resume(operator_pb2.ResumeRequest())
+        return reply
+
+    async def abort(self, request_ids: Sequence[str]) -> operator_pb2.AbortResponse:
+        """Ends requests by id."""
+        request = operator_pb2.AbortRequest(request_ids=request_ids)
+        reply: operator_pb2.AbortResponse = await self._operator.Abort(request)
+        return reply
+
+    async def check_integrity(self) -> operator_pb2.CheckIntegrityResponse:
+        request = operator_pb2.CheckIntegrityRequest()
+        reply: operator_pb2.CheckIntegrityResponse = await self._operator.CheckIntegrity(request)
+        return reply
 
     async def wait_ready(self, service: str, timeout_s: float) -> None:
         """Returns when a service reports SERVING. Raises AioRpcError, DEADLINE_EXCEEDED, when it does not in time."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from outrider.v1 import inference_pb2, operator_pb2, types_pb2
+from outrider.v1 import inference_pb2, types_pb2
 from parallel.mesh import Mesh
 from runtime.front.bounds import MAX_CHAT_MESSAGES
 from runtime.front.defaults import SamplingDefaults
@@ -32,7 +32,6 @@ from runtime.request import (
     Usage,
 )
 from runtime.stream.text_stream import Delta
-from runtime.verification.policy import Fixed, Off, Policy, PolicyState
 from workers.plan import WorkerDescription
 
 MIN_TEMPERATURE = 2.0**-20
@@ -342,26 +341,4 @@ def model_message(
         dp=mesh.dp,
         tp=mesh.tp,
         ep=mesh.ep,
-    )
-
-
-def policy_of(message: operator_pb2.VerificationPolicy) -> Policy:
-    """The policy an operator asks for; its range is the engine's to check. Raises InvalidRequest."""
-    refuse_unknown_fields(message, "policy")
-    match message.WhichOneof("policy"):
-        case "off":
-            return Off()
-        case "fixed":
-            return Fixed(message.fixed.gamma)
-        case _:
-            raise InvalidRequest("policy", "none is given; set off or fixed")
-
-
-def policy_message(state: PolicyState) -> operator_pb2.VerificationPolicyState:
-    if isinstance(state.policy, Off):
-        policy = operator_pb2.VerificationPolicy(off=operator_pb2.VerificationPolicy.Off())
-    else:
-        policy = operator_pb2.VerificationPolicy(fixed=operator_pb2.VerificationPolicy.Fixed(gamma=state.policy.gamma))
-    return operator_pb2.VerificationPolicyState(
-        policy=policy, revision=state.revision, effective_step=state.effective_step
     )

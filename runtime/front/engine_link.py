@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from parallel.mesh import Mesh
+from runtime.live import RequestStatus
 from runtime.request import Request
+from runtime.status import Aborted, EngineStatus, IntegrityReport
 from runtime.verification.policy import Policy, PolicyState
 from workers.plan import WorkerDescription
 
@@ -46,6 +48,29 @@ class EngineLink(Protocol):
         """Calls `listener` with `is_serving` after each change of it."""
         ...
 
+    def status(self) -> EngineStatus: ...
+
+    def live_requests(self, limit: int) -> tuple[list[RequestStatus], int]:
+        """At most `limit` of them, running ones in order of arrival before waiting ones in order of service; and how
+        many are live."""
+        ...
+
+    def drain(self) -> None:
+        """Refuses new requests until `resume`; live ones go on. Idempotent."""
+        ...
+
+    def resume(self) -> None:
+        """Takes requests again. Idempotent. Raises Unavailable when the engine is stopping."""
+        ...
+
+    def abort_by_id(self, request_ids: Sequence[str]) -> Aborted:
+        """Ends requests by their callers' names for them; their last event is an AbortedByOperator."""
+        ...
+
+    async def check_integrity(self) -> IntegrityReport:
+        """Checks the books and has every rank check itself. Raises Unavailable when the ranks are not there."""
+        ...
+
     async def set_policy(self, policy: Policy, expected_revision: int | None) -> PolicyState:
-        """Raises StaleRevision or InvalidRequest."""
+        """Raises StaleRevision, InvalidRequest or MissingFeature."""
         ...

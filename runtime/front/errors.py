@@ -8,6 +8,8 @@ OutriderError
 ├── SlowReader          RESOURCE_EXHAUSTED   the client left too much unread
 ├── Unavailable         UNAVAILABLE          not ready, draining, or the worker was lost
 ├── StaleRevision       ABORTED              the policy changed since the caller read it
+├── AbortedByOperator   ABORTED              an operator ended the request
+├── MissingFeature      FAILED_PRECONDITION  needs something that this server does not have; names it
 └── InternalError       INTERNAL             our bug
 
 gRPC itself answers a message past its limit (see bounds.py) with RESOURCE_EXHAUSTED, before any of this is asked.
@@ -55,6 +57,14 @@ class Unavailable(OutriderError):
 
 class StaleRevision(OutriderError):
     code = "ABORTED"
+
+
+class AbortedByOperator(OutriderError):
+    code = "ABORTED"
+
+
+class MissingFeature(OutriderError):
+    code = "FAILED_PRECONDITION"
 
 
 class InternalError(OutriderError):

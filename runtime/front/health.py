@@ -28,6 +28,7 @@ class Health:
         self._servicer = aio.HealthServicer()
         self._is_draining = False
         self._updates: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
 
     async def start(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server that is not yet started, and follows the engine from now on."""
@@ -47,8 +48,12 @@ class Health:
         update.add_done_callback(self._updates.discard)
 
     async def _update(self) -> None:
-        # The state is read here and not taken from the listener, so that a late update cannot bring an old one back.
-        for service, is_up in ((INFERENCE, self._engine.is_serving), (OPERATOR, True)):
-            serving = is_up and not self._is_draining
-            status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-            await self._servicer.set(service, status)
+        # One at a time, and the state is read here and not taken from the listener: setting it waits for watchers that
+        # are being written to, and an update that waited longer must not bring an old state back.
+        async with self._turn:
+            for service, is_up in ((INFERENCE, self._engine.is_serving), (OPERATOR, True)):
+                serving = is_up and not self._is_draining
+                status = (
+                    health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+                )
+                await self._servicer.set(service, status)

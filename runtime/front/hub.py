@@ -53,6 +53,10 @@ class OutputStream:
         """The end or an error has come; nothing more is taken in, though some may be unread."""
         return self._finish is not None or self._error is not None
 
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
     def add(self, event: TokenEvent) -> None:
         """Raises SlowReader when more is unread than may be."""
         delta = self._text.take(event)
@@ -165,7 +169,7 @@ class StreamHub:
             if stream is not None and abort is not None and not stream.is_over:
                 self._add(stream, event, abort)
             if event.needs_verdict:
-                verdicts.append(Verdict(uid=event.uid, stop=stream is None or stream.is_over))
+                verdicts.append(_verdict(event.uid, stream))
         return verdicts
 
     def fail_all(self, error: OutriderError) -> None:
@@ -186,6 +190,12 @@ class StreamHub:
             stream.fail(InternalError("the output could not be turned into text; the server's log says why"))
         # Not from inside the engine's own call.
         asyncio.get_running_loop().call_soon(abort, event.uid)
+
+
+def _verdict(uid: int, stream: OutputStream | None) -> Verdict:
+    if stream is None or stream.has_failed:
+        return Verdict(uid=uid, stop=False, gone=True)
+    return Verdict(uid=uid, stop=stream.is_over)
 
 
 def _visible(event: ErrorEvent) -> OutriderError:

@@ -60,8 +60,9 @@ class FrontServer:
         self._request_limit_bytes = request_limit_bytes(description.max_model_len)
         self._hub = hub
         self._health = Health(engine)
-        self._inference = InferenceService(engine, hub, tokenizer, model, version=metadata.version("outrider"))
-        self._operator = OperatorService(engine)
+        version = metadata.version("outrider")
+        self._inference = InferenceService(engine, hub, tokenizer, model, version=version)
+        self._operator = OperatorService(engine, model_name=model.name, version=version)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:

@@ -96,6 +96,10 @@ class GroupScheduler:
         self.next_step_id += 1
         return plan
 
+    def home(self, uid: int) -> int | None:
+        """The data-parallel rank that a sequence runs on; None for one that does not run."""
+        return self._homes.get(uid)
+
     def release(self, uid: int) -> None:
         """Lets go of a running sequence; see Scheduler.release."""
         self.schedulers[self._homes[uid]].release(uid)

@@ -10,6 +10,7 @@ import grpc
 import pytest
 import typer
 import yaml
+from fakes.commands import closed_port
 from typer.testing import CliRunner
 
 from configs.load import SettingsError, load_settings
@@ -21,7 +22,10 @@ from runtime.cli.serve import FLAG_KEYS, settings_from_flags
 from runtime.front.errors import InternalError, InvalidRequest, Unavailable
 from workers.plan import LoadError
 
-COMMANDS = ("serve", "generate", "demo", "policy", "health", "settings")
+COMMANDS = (
+    *("serve", "generate", "demo", "policy", "status", "top", "requests", "abort", "drain", "resume", "check"),
+    *("bench", "health", "settings"),
+)
 
 
 @pytest.fixture
@@ -34,12 +38,8 @@ def outrider():
 
 @pytest.fixture(scope="module")
 def closed_address():
-    """A loopback address at which nobody listens."""
-    import socket
-
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
-        yield f"127.0.0.1:{held.getsockname()[1]}"
+    with closed_port() as address:
+        yield address
 
 
 def test_help_names_every_command(outrider):
@@ -228,7 +228,8 @@ def test_a_defect_of_ours_keeps_its_traceback():
 
 
 def test_the_command_loads_neither_grpc_nor_ray_nor_torch_for_its_help():
-    code = "import sys, runtime.cli.main; print([name for name in ('grpc', 'ray', 'torch') if name in sys.modules])"
+    heavy = ("grpc", "google.protobuf", "ray", "torch")
+    code = f"import sys, runtime.cli.main; print([name for name in {heavy} if name in sys.modules])"
     root = Path(__file__).parents[2]
     found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

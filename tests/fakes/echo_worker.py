@@ -152,7 +152,10 @@ class EchoWorker:
         page_size=16,
         cache_groups=("target", "drafter"),
         num_pages=(7, 8),
+        page_bytes=(64, 32),
         num_slots=4,
+        slot_bytes=1000,
+        record_bytes=5000,
         accounting=(("process", str(os.getpid())), ("MKL_CBWR", os.environ.get("MKL_CBWR", ""))),
         load_s=0.25,
     )

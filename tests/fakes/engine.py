@@ -1,22 +1,32 @@
 """An engine that says what a script tells it, a step at a time. Identity, limits, counts and policy are the real ones.
 
-Only the schedulers and the ranks are left out: `tests/front/test_engine_link.py` holds it to the real engine's conduct.
+Only the schedulers and the ranks are left out, and a step brings a prompt and a run of tokens at once:
+`tests/front/test_engine_link.py` holds it to the real engine's conduct.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import chain, islice
 
 from parallel.mesh import ONE_RANK, Mesh
 from runtime.events import ErrorEvent, EventSink, TokenEvent
-from runtime.front.errors import OutriderError, Unavailable
+from runtime.front.errors import AbortedByOperator, OutriderError, Unavailable
 from runtime.intake import Intake
-from runtime.request import Request, Usage
+from runtime.link import RankPlace
+from runtime.live import EarlyEnd, End, LiveRequest, LiveRequests, RequestStatus
+from runtime.readiness import Readiness
+from runtime.request import FinishReason, Request
+from runtime.scheduler.queue import WaitingQueue
 from runtime.settlement import Outcome, settle
+from runtime.statistics import Counters, EngineStatistics, PoolUse, RankUse
+from runtime.status import Aborted, EngineStatus, IntegrityReport
 from runtime.verification.policy import Fixed, Policy, PolicyState, PolicyStore
-from workers.plan import WorkerDescription
+from state.pages import num_pages_for, num_reserved_tokens
+from workers.plan import StepResult, StepTimings, WorkerDescription
 
 DESCRIPTION = WorkerDescription(
     model_type="qwen3_next",
@@ -33,7 +43,10 @@ DESCRIPTION = WorkerDescription(
     page_size=16,
     cache_groups=("target", "drafter"),
     num_pages=(1000, 1000),
+    page_bytes=(64, 32),
     num_slots=64,
+    slot_bytes=1000,
+    record_bytes=5000,
     accounting=(),
 )
 
@@ -43,16 +56,13 @@ def margin_of(position: int) -> float:
     return 0.5 + position
 
 
-@dataclass(slots=True)
-class _Live:
-    request: Request
-    usage: Usage
-
-
 class FakeEngine:
     """Emits `script(request)`, again and again if it is short, `run_length` tokens per request and step.
 
-    Every run counts as that many less one accepted drafts. What was asked of it is kept in `submitted` and `aborted`.
+    Every run counts as that many less one accepted drafts; every step takes a quarter of a second on every rank.
+    clock: seconds; tests pass their own.
+    What was asked of it is kept in `submitted` and `aborted`. rank_violations: what each rank finds when it checks
+    itself.
     """
 
     def __init__(
@@ -64,21 +74,36 @@ class FakeEngine:
         max_waiting: int = 1024,
         description: WorkerDescription = DESCRIPTION,
         mesh: Mesh = ONE_RANK,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.description = description
+        self.description = replace(description, num_ranks=mesh.size)
         self.mesh = mesh
-        self.is_serving = True
         self.submitted: list[Request] = []
         self.aborted: list[int] = []
-        self.live: dict[int, _Live] = {}
+        self.rank_violations: list[list[str]] = [[] for _ in range(mesh.size)]
+        self.live = LiveRequests(clock)
         self.step_id = 1
         self._sink = sink
         self._script = script
         self._run_length = run_length
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._began_s = clock()
+        self._epoch = 1
         self._intake = Intake(max_waiting)
+        self._queue = WaitingQueue()
+        # Of each running request, its data-parallel rank.
+        self._homes: dict[int, int] = {}
         self._policies = PolicyStore(Fixed(4), gamma_max=description.gamma_max, effective_step=1)
-        self._listeners: list[Callable[[bool], None]] = []
+        self._counters = Counters()
+        self._counters.fit(max(description.gamma_max, run_length - 1))
+        self._readiness = Readiness()
+        self._readiness.start()
         self._changed = asyncio.Event()
+
+    @property
+    def is_serving(self) -> bool:
+        return self._readiness.is_serving
 
     @property
     def policy(self) -> PolicyState:
@@ -88,56 +113,129 @@ class FakeEngine:
         return self._intake.next_uid()
 
     def submit(self, request: Request) -> None:
-        if not self.is_serving:
-            raise Unavailable("the engine is not serving")
-        self._intake.accept(request, self.description, num_waiting=len(self.live), num_openings=0)
+        num_openings = sum(self.description.num_slots - use.running for use in self._uses())
+        try:
+            if not self.is_serving:
+                raise Unavailable(f"the server is {self._readiness.explain()}; try again later")
+            self._intake.accept(request, self.description, num_waiting=len(self._queue), num_openings=num_openings)
+        except OutriderError as error:
+            self.live.note_refusal(error)
+            raise
         self.submitted.append(request)
-        self.live[request.uid] = _Live(request, Usage(prompt=len(request.prompt), seed=request.sampling.seed))
+        self.live.add(request)
+        self._queue.push(request)
         self._changed.set()
 
     def abort(self, uid: int) -> None:
         self.aborted.append(uid)
-        self._end(uid)
+        self._end(uid, EarlyEnd.ABORTED)
+
+    def abort_by_id(self, request_ids: Sequence[str]) -> Aborted:
+        uids = {self.live[uid].request.request_id: uid for uid in self.live}
+        wanted = tuple(dict.fromkeys(request_ids))
+        found = tuple(request_id for request_id in wanted if request_id in uids)
+        for request_id in found:
+            error = AbortedByOperator("an operator has ended the request")
+            self.fail(uids[request_id], error, EarlyEnd.ABORTED)
+        return Aborted(aborted=found, unknown=tuple(name for name in wanted if name not in uids))
 
     def add_state_listener(self, listener: Callable[[bool], None]) -> None:
-        self._listeners.append(listener)
+        self._readiness.add_listener(listener)
+
+    def drain(self) -> None:
+        self._readiness.drain(True)
+
+    def resume(self) -> None:
+        if self._readiness.is_stopping:
+            raise Unavailable("the server is stopping; ask another one")
+        self._readiness.drain(False)
+
+    def close_intake(self) -> None:
+        """Refuses new requests for good."""
+        self._readiness.stop()
 
     async def set_policy(self, policy: Policy, expected_revision: int | None = None) -> PolicyState:
         return self._policies.set(policy, expected_revision=expected_revision, effective_step=self.step_id)
 
-    def set_serving(self, is_serving: bool) -> None:
-        self.is_serving = is_serving
-        for listener in self._listeners:
-            listener(is_serving)
+    def statistics(self) -> EngineStatistics:
+        return self._counters.view(dp_ranks=self._uses(), waiting=len(self._queue), requests=self.live.statistics())
 
-    def fail(self, uid: int, error: OutriderError) -> None:
+    def status(self) -> EngineStatus:
+        ranks = range(self.mesh.size)
+        places = tuple(RankPlace(name=f"fake-{rank}", address=f"fake:{rank + 1}") for rank in ranks)
+        return EngineStatus(
+            state=self._readiness.state,
+            outage=self._readiness.outage,
+            uptime_s=self._clock() - self._began_s,
+            mesh=self.mesh,
+            ranks=tuple(replace(self.description, rank=rank) for rank in ranks),
+            places=() if self._readiness.outage else places,
+            max_waiting=self._max_waiting,
+            policy=self.policy,
+            step=self.step_id - 1,
+            epoch=self._epoch,
+            statistics=self.statistics(),
+        )
+
+    def live_requests(self, limit: int) -> tuple[list[RequestStatus], int]:
+        running = (uid for uid in self.live if uid not in self._queue)
+        chosen = islice(chain(running, (request.uid for request in self._queue)), limit)
+        now_s = self._clock()
+        return [self.live[uid].status(now_s, self._homes.get(uid)) for uid in chosen], len(self.live)
+
+    async def check_integrity(self) -> IntegrityReport:
+        if self._readiness.outage:
+            raise Unavailable(f"not all ranks can be asked ({self._readiness.outage}); try again later")
+        problems = [f"rank {rank}: {problem}" for rank, lines in enumerate(self.rank_violations) for problem in lines]
+        return IntegrityReport(
+            violations=(*self.statistics().check_integrity(), *problems), ranks_checked=self.mesh.size
+        )
+
+    def set_serving(self, is_serving: bool) -> None:
+        """Loses the ranks and what runs on them, or brings them back."""
+        if not is_serving:
+            self._readiness.lose("a rank has ended")
+            for uid in list(self._homes):
+                self.fail(uid, Unavailable("a worker was lost (a rank has ended); try again"))
+            return
+        self._epoch += 1
+        self._counters.restarts += 1
+        self._readiness.regain()
+        self._changed.set()
+
+    def fail(self, uid: int, error: OutriderError, end: EarlyEnd = EarlyEnd.FAILED) -> None:
         """Ends a request with an error."""
-        self._end(uid)
+        self._end(uid, end)
         self._sink.deliver([ErrorEvent(uid=uid, error=error)])
 
     def step(self) -> None:
-        """One round of every live request."""
+        """Admits what there is room for, then one round of every running request."""
+        self._admit()
         self.step_id += 1
         events: list[TokenEvent | ErrorEvent] = []
-        for live in list(self.live.values()):
-            event = self._emit(live)
-            live.usage = event.usage
+        for uid in list(self._homes):
+            event = self._emit(self.live[uid])
+            self.live.note_round(uid, event.usage)
             events.append(event)
             if event.finish is not None:
-                self._end(event.uid)
+                self._end(uid, event.finish.reason)
+        timings = tuple(StepTimings(total_s=0.25, target_s=0.125) for _ in range(self.mesh.size))
+        result = StepResult(step_id=self.step_id - 1, epoch=self._epoch, batches=(), timings=timings)
+        self._counters.add_step(result, execute_s=0.5, host_s=0.125)
         awaited = {event.uid for event in events if isinstance(event, TokenEvent) and event.needs_verdict}
         verdicts = self._sink.deliver(events)
         assert {verdict.uid for verdict in verdicts} == awaited, "each event that needs a verdict gets one"
         for verdict in verdicts:
-            if verdict.stop:
-                self._end(verdict.uid)
+            if verdict.stop or verdict.gone:
+                self._end(verdict.uid, FinishReason.STOP_STRING if verdict.stop else EarlyEnd.FAILED)
 
     async def run(self) -> None:
-        """Steps for ever, whenever something is live."""
+        """Steps for ever, whenever something is live and the ranks are there."""
         while True:
-            if not self.live:
+            if not self.live or self._readiness.outage:
                 self._changed.clear()
                 await self._changed.wait()
+                continue
             self.step()
             await asyncio.sleep(0)
 
@@ -147,7 +245,35 @@ class FakeEngine:
             self._changed.clear()
             await self._changed.wait()
 
-    def _emit(self, live: _Live) -> TokenEvent:
+    def _admit(self) -> None:
+        """From the head of the queue on, each to the data-parallel rank with the fewest, as long as one has room."""
+        while (request := self._queue.head) is not None:
+            uses = self._uses()
+            home = min(range(len(uses)), key=lambda dp_rank: uses[dp_rank].running)
+            num_pages = self._num_pages(request)
+            if not uses[home].slots_free or any(pool.free < num_pages for pool in uses[home].pages):
+                return
+            self._queue.remove(request.uid)
+            self._homes[request.uid] = home
+            self.live.note_start(request.uid)
+
+    def _uses(self) -> list[RankUse]:
+        """What each data-parallel rank holds, its running requests at their largest."""
+        uses = []
+        for dp_rank in range(self.mesh.dp):
+            held = [self.live[uid].request for uid, home in self._homes.items() if home == dp_rank]
+            num_pages = sum(map(self._num_pages, held))
+            groups = zip(self.description.cache_groups, self.description.num_pages, strict=True)
+            pools = tuple(PoolUse(group=group, free=total - num_pages, used=num_pages) for group, total in groups)
+            num_free = self.description.num_slots - len(held)
+            uses.append(RankUse(running=len(held), slots_free=num_free, slots_used=len(held), pages=pools))
+        return uses
+
+    def _num_pages(self, request: Request) -> int:
+        num_tokens = len(request.prompt) + request.stopping.max_tokens
+        return num_pages_for(num_reserved_tokens(num_tokens, self.description.gamma_max), self.description.page_size)
+
+    def _emit(self, live: LiveRequest) -> TokenEvent:
         stopping, done = live.request.stopping, live.usage.completion
         script = self._script(live.request)
         run = [script[(done + offset) % len(script)] for offset in range(self._run_length)]
@@ -165,10 +291,14 @@ class FakeEngine:
             emitted=tuple(run[:kept]),
             margins=tuple(map(margin_of, range(done, done + kept))),
         )
+        self._counters.add_round(outcome)
         return settle(live.request, live.usage, outcome)
 
-    def _end(self, uid: int) -> None:
-        live = self.live.pop(uid, None)
-        if live is not None:
-            self._intake.forget(live.request.request_id)
+    def _end(self, uid: int, end: End) -> None:
+        if uid in self.live:
+            if uid in self._queue:
+                self._queue.remove(uid)
+            self._homes.pop(uid, None)
+            self._intake.forget(self.live[uid].request.request_id)
+            self.live.remove(uid, end)
         self._changed.set()

@@ -79,7 +79,7 @@ async def house(
     await built.engine.start()
     try:
         yield built
-        assert built.engine.check_integrity() == []
+        assert built.engine.check_books() == []
     finally:
         await built.engine.stop(drain_s=0)
     assert built.source.violations == []

@@ -12,7 +12,7 @@ import zlib
 from dataclasses import dataclass, field, replace
 
 from parallel.mesh import Mesh
-from runtime.link import RankProgress
+from runtime.link import RankPlace, RankProgress
 from runtime.request import Request
 from workers.plan import (
     BatchPlan,
@@ -66,7 +66,10 @@ def describe(**changes: object) -> WorkerDescription:
         "page_size": 4,
         "cache_groups": ("target", "drafter"),
         "num_pages": (12, 12),
+        "page_bytes": (64, 32),
         "num_slots": 4,
+        "slot_bytes": 1000,
+        "record_bytes": 5000,
         "accounting": (),
     }
     return WorkerDescription(**{**fields, **changes})  # type: ignore[arg-type]
@@ -205,6 +208,7 @@ class FakeRank:
 class FakeGroup:
     """StepLink and LoadedGroup in one: `dp` data-parallel ranks. `accept` is the chance of a draft to be right.
 
+    rank_violations: what each rank says when it is to check itself.
     gated: a step waits for `let_go` before it answers.
     corrupt_uids: sequences whose counts come back wrong.
     """
@@ -221,6 +225,8 @@ class FakeGroup:
     ) -> None:
         self.mesh = Mesh(dp=dp, ep=dp)
         self.ranks = tuple(replace(description, rank=rank, num_ranks=dp) for rank in range(dp))
+        self.places = tuple(RankPlace(name=f"fake-{rank}", address=f"127.0.0.1:{rank + 1}") for rank in range(dp))
+        self.rank_violations: list[list[str]] = [[] for _ in range(dp)]
         self.epoch = epoch
         self.link = self
         self.gated = gated
@@ -285,6 +291,11 @@ class FakeGroup:
             self._permit = asyncio.get_running_loop().create_future()
             await self._permit
         return result
+
+    async def check_integrity(self) -> list[list[str]]:
+        if self.lost.done():
+            raise WorkerLost(self.lost.result())
+        return self.rank_violations
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step. Raises AssertionError, and notes it, when the plan breaks the contract.

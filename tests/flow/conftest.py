@@ -10,7 +10,7 @@ from flow.house import House, open_house
 
 @pytest.fixture(scope="session")
 def reference_house() -> Iterator[House]:
-    with open_house(model__numerics="reference") as house:
+    with open_house(model__numerics="reference", metrics__port=0) as house:
         yield house
 
 

@@ -127,7 +127,7 @@ class House:
     def check_baseline(self) -> None:
         """Every page and slot is back, on the host and in the rank."""
         self.run(self.idle())
-        assert self.deployment.check_integrity() == []
+        assert self.deployment.check_books() == []
         statistics = self.deployment.statistics()
         assert all(pool.used == 0 for pool in statistics.pages), statistics
         assert statistics.slots_used == 0
@@ -136,7 +136,13 @@ class House:
 @contextmanager
 def open_house(launcher: Callable[[ServeSettings], Launcher] = launcher_for, **settings: Any) -> Iterator[House]:
     """Dotted settings keys with `__` for the dot: `model__numerics="reference"`."""
-    chosen = {"cluster.launcher": "process", "server.port": 0, "cache.max_running": 16, "cache.max_model_len": 512}
+    chosen = {
+        "cluster.launcher": "process",
+        "server.port": 0,
+        "metrics.port": "none",
+        "cache.max_running": 16,
+        "cache.max_model_len": 512,
+    }
     house = House(chosen | {key.replace("__", "."): value for key, value in settings.items()}, launcher)
     try:
         house.start()

@@ -14,8 +14,8 @@ from flow.house import House, Reply, by_day, heldout, open_house, request
 from oracles import tiny
 
 from outrider.v1 import inference_pb2
-from runtime.cli.comparison import Completion, PolicyRun, first_difference
-from runtime.cli.generate import rounds_of
+from runtime.bench.comparison import PolicyRun, first_difference
+from runtime.bench.completion import Completion, rounds_of
 
 LAYOUTS = {
     "tp2": {"parallel__tp": 2},
@@ -91,7 +91,7 @@ def run_of(house: House) -> PolicyRun:
 
 def _completion(reply: Reply) -> Completion:
     rounds = tuple(round_ for frame in reply.frames for round_ in rounds_of(frame))
-    return Completion(tokens=tuple(reply.ids), rounds=rounds, seconds=1.0)
+    return Completion(tokens=tuple(reply.ids), rounds=rounds, num_passes=len(rounds), sent_s=0.0, frames=())
 
 
 def _ids_of_token_requests(house: House, gamma: int | None) -> list[list[int]]:

@@ -187,7 +187,8 @@ async def test_seeds_are_echoed_and_drawn_when_absent() -> None:
 
 @in_loop
 async def test_refusals_have_their_codes() -> None:
-    async with serving(steps_by_itself=False, max_waiting=1) as front:
+    one_slot = replace(DESCRIPTION, num_slots=1)
+    async with serving(steps_by_itself=False, max_waiting=0, description=one_slot) as front:
         refuse = front.client.call
         assert await status_of(refuse(request_for(model="gpt"))) == (
             Code.NOT_FOUND,

@@ -59,6 +59,29 @@ async def test_watch_sends_the_present_state_and_every_change() -> None:
 
 
 @in_loop
+async def test_an_update_that_waits_long_brings_no_old_state_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as front:
+        servicer, release = front.server._health._servicer, asyncio.Event()
+        put, waited = servicer.set, []
+
+        async def put_late(service: str, status: int) -> None:
+            if not waited:
+                waited.append(status)
+                await release.wait()
+            await put(service, status)
+
+        monkeypatch.setattr(servicer, "set", put_late)
+        front.engine.set_serving(False)
+        await asyncio.sleep(0)
+        front.engine.set_serving(True)
+        await check(front, "")
+        assert waited == [Status.NOT_SERVING]
+        release.set()
+        await asyncio.gather(*front.server._health._updates)
+        assert await check(front, INFERENCE) == Status.SERVING
+
+
+@in_loop
 async def test_watch_of_an_unknown_service_says_so_and_stays_open() -> None:
     async with serving() as front:
         watching = watch(front, "no.such.Service")

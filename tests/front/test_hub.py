@@ -97,7 +97,7 @@ async def test_a_slow_reader_fails_alone_and_is_aborted_after_the_delivery() -> 
         step = [event(uid, (65, 66, 67), needs_verdict=True) for uid in (1, 2)]
         assert hub.deliver(list(step)) == [Verdict(uid=1, stop=False), Verdict(uid=2, stop=False)]
         await fine.take()
-        assert hub.deliver(list(step)) == [Verdict(uid=1, stop=True), Verdict(uid=2, stop=False)]
+        assert hub.deliver(list(step)) == [Verdict(uid=1, stop=False, gone=True), Verdict(uid=2, stop=False)]
         assert aborted == []
         await asyncio.sleep(0)
         assert aborted == [1]
@@ -144,7 +144,7 @@ async def test_a_stop_string_is_answered_in_the_same_call() -> None:
 async def test_events_of_a_stream_that_is_gone_let_its_sequence_stop() -> None:
     hub = StreamHub(SETTINGS)
     events = [event(7, (65,), needs_verdict=True), event(7, (65,)), ErrorEvent(uid=7, error=Unavailable("gone"))]
-    assert hub.deliver(events) == [Verdict(uid=7, stop=True)]
+    assert hub.deliver(events) == [Verdict(uid=7, stop=False, gone=True)]
 
 
 @in_loop
@@ -175,7 +175,8 @@ async def test_a_defect_in_one_stream_spares_the_others(caplog: pytest.LogCaptur
         hub.stream(1, TextStream(Broken()), abort=aborted.append) as broken,
         hub.stream(2, text(), abort=aborted.append) as fine,
     ):
-        assert hub.deliver([event(1, (65,), needs_verdict=True), event(2, (66,))]) == [Verdict(uid=1, stop=True)]
+        verdicts = hub.deliver([event(1, (65,), needs_verdict=True), event(2, (66,))])
+        assert verdicts == [Verdict(uid=1, stop=False, gone=True)]
         with pytest.raises(InternalError):
             await broken.take()
         assert (await fine.take()).token_ids == (66,)

@@ -12,17 +12,17 @@ import grpc.aio
 import pytest
 from fakes.front import in_loop, request_for, serving, status_of
 
-from outrider.v1 import inference_pb2
+from outrider.v1 import inference_pb2, operator_pb2
 from runtime.front.errors import Unavailable
 from runtime.front.status import MAX_DETAILS_CHARS, answering
 from runtime.request import Request
 
+OPERATOR = operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
 METHODS = {
     "/outrider.v1.InferenceService/Generate": True,
     "/outrider.v1.InferenceService/GetModel": False,
     "/outrider.v1.InferenceService/Tokenize": False,
-    "/outrider.v1.OperatorService/GetVerificationPolicy": False,
-    "/outrider.v1.OperatorService/SetVerificationPolicy": False,
+    **{f"/outrider.v1.OperatorService/{method.name}": False for method in OPERATOR.methods},
     "/grpc.health.v1.Health/Check": False,
     "/grpc.health.v1.Health/Watch": True,
 }

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.v1 import inference_pb2, types_pb2
+from outrider.v1 import inference_pb2, operator_pb2, operator_pb2_grpc, types_pb2
 from outrider.v1.inference_pb2 import GenerateRequest
 
 ODD = 7
@@ -42,7 +42,7 @@ TEXTS = mostly(st.text(min_size=1, max_size=12), st.sampled_from(WILD_TEXTS))
 @st.composite
 def optional_fields(draw: st.DrawFn, kind: type[Message], fields: dict[str, st.SearchStrategy[Any]]) -> Message:
     """A message with any subset of some fields, and once in a while one that nobody knows."""
-    names = draw(st.sets(st.sampled_from(sorted(fields))))
+    names = draw(st.sets(st.sampled_from(sorted(fields)))) if fields else ()
     message = kind(**{name: draw(fields[name]) for name in sorted(names)})
     if draw(st.integers(0, 19)) == ODD:
         message.MergeFromString(UNKNOWN_FIELD)
@@ -101,6 +101,30 @@ requests = st.builds(
     mostly(st.just({}), st.fixed_dictionaries({"lora_adapter": TEXTS})),
 )
 
+policies = st.one_of(
+    st.just(operator_pb2.VerificationPolicy()),
+    st.builds(operator_pb2.VerificationPolicy, off=optional_fields(operator_pb2.VerificationPolicy.Off, {})),
+    st.builds(
+        operator_pb2.VerificationPolicy,
+        fixed=optional_fields(operator_pb2.VerificationPolicy.Fixed, {"gamma": mostly(st.integers(0, 8), UINT32)}),
+    ),
+    st.builds(operator_pb2.VerificationPolicy, dynamic=optional_fields(operator_pb2.VerificationPolicy.Dynamic, {})),
+)
+request_ids = mostly(st.lists(st.text(max_size=9), max_size=9), st.sampled_from([["x" * 257], [""], ["a"] * 1001]))
+operations: dict[str, st.SearchStrategy[Message]] = {
+    "GetVerificationPolicy": optional_fields(operator_pb2.GetVerificationPolicyRequest, {}),
+    "SetVerificationPolicy": optional_fields(
+        operator_pb2.SetVerificationPolicyRequest,
+        {"policy": policies, "expected_revision": st.sampled_from([0, 1, 2, 2**64 - 1])},
+    ),
+    "GetStatus": optional_fields(operator_pb2.GetStatusRequest, {}),
+    "ListRequests": optional_fields(operator_pb2.ListRequestsRequest, {"limit": UINT32}),
+    "Drain": optional_fields(operator_pb2.DrainRequest, {}),
+    "Resume": optional_fields(operator_pb2.ResumeRequest, {}),
+    "Abort": optional_fields(operator_pb2.AbortRequest, {"request_ids": request_ids}),
+    "CheckIntegrity": optional_fields(operator_pb2.CheckIntegrityRequest, {}),
+}
+
 
 async def answer(front: Front, request: GenerateRequest) -> grpc.StatusCode:
     """The status of one request; checks the stream, or that the refusal names a field."""
@@ -115,6 +139,21 @@ async def answer(front: Front, request: GenerateRequest) -> grpc.StatusCode:
     else:
         assert ": " in await call.details()
     assert not front.engine.live
+    return code
+
+
+async def operate(front: Front, name: str, message: Message) -> grpc.StatusCode:
+    """The status of one operator's request; checks that a refusal names what is wrong."""
+    call = getattr(operator_pb2_grpc.OperatorServiceStub(front.client.channel), name)(message, timeout=10)
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await call
+    code, text = await call.code(), await call.details()
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
+        assert ": " in text
+    elif code is grpc.StatusCode.ABORTED:
+        assert "the policy is at revision" in text
+    else:
+        assert code is grpc.StatusCode.OK, (code, text)
     return code
 
 
@@ -152,3 +191,19 @@ def test_no_request_is_our_fault() -> None:
         examples()
     assert codes[grpc.StatusCode.OK] >= 4, codes
     assert sum(codes[code] for code in REFUSALS) >= 10, codes
+
+
+def test_no_request_of_an_operator_is_our_fault() -> None:
+    assert set(operations) == {
+        method.name for method in operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].methods
+    }
+    codes: Counter[grpc.StatusCode] = Counter()
+    with server_in_a_thread() as (front, loop):
+
+        @given(st.sampled_from(sorted(operations)).flatmap(lambda name: st.tuples(st.just(name), operations[name])))
+        def examples(operation: tuple[str, Message]) -> None:
+            codes[asyncio.run_coroutine_threadsafe(operate(front, *operation), loop).result(15)] += 1
+
+        examples()
+    assert codes[grpc.StatusCode.OK] >= 4, codes
+    assert codes[grpc.StatusCode.INVALID_ARGUMENT] >= 4, codes

@@ -145,7 +145,7 @@ class Schedules(RuleBasedStateMachine):
     def the_books_balance(self) -> None:
         if not hasattr(self, "engine"):
             return
-        assert self.engine.check_integrity() == []
+        assert self.engine.check_books() == []
         assert self.source.violations == []
         assert self.sink.violations == []
         assert self.engine.is_serving

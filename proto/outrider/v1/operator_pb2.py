@@ -22,27 +22,73 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from outrider.v1 import inference_pb2 as outrider_dot_v1_dot_inference__pb2
+from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/operator.proto\x12\x0boutrider.v1\"\xa9\x01\n\x12VerificationPolicy\x12\x32\n\x03off\x18\x01 \x01(\x0b\x32#.outrider.v1.VerificationPolicy.OffH\x00\x12\x36\n\x05\x66ixed\x18\x02 \x01(\x0b\x32%.outrider.v1.VerificationPolicy.FixedH\x00\x1a\x05\n\x03Off\x1a\x16\n\x05\x46ixed\x12\r\n\x05gamma\x18\x01 \x01(\rB\x08\n\x06policy\"\x1e\n\x1cGetVerificationPolicyRequest\"\x85\x01\n\x1cSetVerificationPolicyRequest\x12/\n\x06policy\x18\x01 \x01(\x0b\x32\x1f.outrider.v1.VerificationPolicy\x12\x1e\n\x11\x65xpected_revision\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x14\n\x12_expected_revision\"t\n\x17VerificationPolicyState\x12/\n\x06policy\x18\x01 \x01(\x0b\x32\x1f.outrider.v1.VerificationPolicy\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\x16\n\x0e\x65\x66\x66\x65\x63tive_step\x18\x03 \x01(\x04\x32\xe5\x01\n\x0fOperatorService\x12h\n\x15GetVerificationPolicy\x12).outrider.v1.GetVerificationPolicyRequest\x1a$.outrider.v1.VerificationPolicyState\x12h\n\x15SetVerificationPolicy\x12).outrider.v1.SetVerificationPolicyRequest\x1a$.outrider.v1.VerificationPolicyStateb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/operator.proto\x12\x0boutrider.v1\x1a\x1boutrider/v1/inference.proto\x1a\x17outrider/v1/types.proto\"\xf0\x01\n\x12VerificationPolicy\x12\x32\n\x03off\x18\x01 \x01(\x0b\x32#.outrider.v1.VerificationPolicy.OffH\x00\x12\x36\n\x05\x66ixed\x18\x02 \x01(\x0b\x32%.outrider.v1.VerificationPolicy.FixedH\x00\x12:\n\x07\x64ynamic\x18\x03 \x01(\x0b\x32\'.outrider.v1.VerificationPolicy.DynamicH\x00\x1a\x05\n\x03Off\x1a\x16\n\x05\x46ixed\x12\r\n\x05gamma\x18\x01 \x01(\r\x1a\t\n\x07\x44ynamicB\x08\n\x06policy\"\x1e\n\x1cGetVerificationPolicyRequest\"\x85\x01\n\x1cSetVerificationPolicyRequest\x12/\n\x06policy\x18\x01 \x01(\x0b\x32\x1f.outrider.v1.VerificationPolicy\x12\x1e\n\x11\x65xpected_revision\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x14\n\x12_expected_revision\"t\n\x17VerificationPolicyState\x12/\n\x06policy\x18\x01 \x01(\x0b\x32\x1f.outrider.v1.VerificationPolicy\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\x16\n\x0e\x65\x66\x66\x65\x63tive_step\x18\x03 \x01(\x04\"\x12\n\x10GetStatusRequest\"\xf2\x03\n\x11GetStatusResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.outrider.v1.ServerState\x12\x0e\n\x06outage\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12,\n\x05model\x18\x04 \x01(\x0b\x32\x1d.outrider.v1.GetModelResponse\x12>\n\x08versions\x18\x05 \x03(\x0b\x32,.outrider.v1.GetStatusResponse.VersionsEntry\x12&\n\x05ranks\x18\x06 \x03(\x0b\x32\x17.outrider.v1.RankStatus\x12)\n\x07\x62\x61tches\x18\x07 \x03(\x0b\x32\x18.outrider.v1.BatchStatus\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x13\n\x0bmax_waiting\x18\t \x01(\r\x12\x34\n\x06policy\x18\n \x01(\x0b\x32$.outrider.v1.VerificationPolicyState\x12\x0c\n\x04step\x18\x0b \x01(\x04\x12\r\n\x05\x65poch\x18\x0c \x01(\x04\x12\'\n\x08\x63ounters\x18\r \x01(\x0b\x32\x15.outrider.v1.Counters\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"b\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x17\n\x0fparameter_bytes\x18\x05 \x01(\x04\"\x99\x01\n\x0b\x42\x61tchStatus\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x12\n\nslots_used\x18\x02 \x01(\r\x12\x13\n\x0bslots_total\x18\x03 \x01(\r\x12\x12\n\nslot_bytes\x18\x04 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x05 \x01(\x04\x12&\n\x05pools\x18\x06 \x03(\x0b\x32\x17.outrider.v1.PoolStatus\"X\n\nPoolStatus\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\npages_used\x18\x02 \x01(\r\x12\x13\n\x0bpages_total\x18\x03 \x01(\r\x12\x12\n\npage_bytes\x18\x04 \x01(\x04\"\xdb\x03\n\x08\x43ounters\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x0e\n\x06rounds\x18\x02 \x01(\x04\x12\x0f\n\x07\x65mitted\x18\x03 \x01(\x04\x12\x0f\n\x07trimmed\x18\x04 \x01(\x04\x12\x1b\n\x13\x64rafted_by_position\x18\x05 \x03(\x04\x12\x1c\n\x14\x61\x64mitted_by_position\x18\x06 \x03(\x04\x12\x1c\n\x14\x61\x63\x63\x65pted_by_position\x18\x07 \x03(\x04\x12\x0e\n\x06rank_s\x18\x08 \x01(\x01\x12\x10\n\x08target_s\x18\t \x01(\x01\x12\x10\n\x08verify_s\x18\n \x01(\x01\x12\x10\n\x08\x63ommit_s\x18\x0b \x01(\x01\x12\x0f\n\x07\x64raft_s\x18\x0c \x01(\x01\x12\x14\n\x0c\x63ollective_s\x18\r \x01(\x01\x12\x12\n\ndispatch_s\x18\x0e \x01(\x01\x12\x11\n\tcombine_s\x18\x0f \x01(\x01\x12\x11\n\texecute_s\x18\x10 \x01(\x01\x12\x0e\n\x06host_s\x18\x11 \x01(\x01\x12\x10\n\x08restarts\x18\x12 \x01(\x04\x12\x11\n\tsubmitted\x18\x13 \x01(\x04\x12\x10\n\x08\x66inished\x18\x14 \x01(\x04\x12\x0f\n\x07\x61\x62orted\x18\x15 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x16 \x01(\x04\x12\x0f\n\x07refused\x18\x17 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x18 \x01(\x04\"3\n\x13ListRequestsRequest\x12\x12\n\x05limit\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_limit\"S\n\x14ListRequestsResponse\x12,\n\x08requests\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.RequestStatus\x12\r\n\x05total\x18\x02 \x01(\r\"\xd9\x01\n\rRequestStatus\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.outrider.v1.RequestState\x12\x14\n\x07\x64p_rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x04 \x01(\x11\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12!\n\x05usage\x18\x06 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\x10\n\x08waited_s\x18\x08 \x01(\x01\x42\n\n\x08_dp_rank\"\x0e\n\x0c\x44rainRequest\"Z\n\rDrainResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.outrider.v1.ServerState\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\"\x0f\n\rResumeRequest\"9\n\x0eResumeResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.outrider.v1.ServerState\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"1\n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\x12\x0f\n\x07unknown\x18\x02 \x03(\t\"\x17\n\x15\x43heckIntegrityRequest\"C\n\x16\x43heckIntegrityResponse\x12\x12\n\nviolations\x18\x01 \x03(\t\x12\x15\n\rranks_checked\x18\x02 \x01(\r*\x98\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SERVER_STATE_SERVING\x10\x01\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x02\x12\x1b\n\x17SERVER_STATE_RECOVERING\x10\x03\x12\x19\n\x15SERVER_STATE_STOPPING\x10\x04*\x82\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x1c\n\x18REQUEST_STATE_PREFILLING\x10\x02\x12\x1a\n\x16REQUEST_STATE_DECODING\x10\x03\x32\xa4\x05\n\x0fOperatorService\x12h\n\x15GetVerificationPolicy\x12).outrider.v1.GetVerificationPolicyRequest\x1a$.outrider.v1.VerificationPolicyState\x12h\n\x15SetVerificationPolicy\x12).outrider.v1.SetVerificationPolicyRequest\x1a$.outrider.v1.VerificationPolicyState\x12J\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1e.outrider.v1.GetStatusResponse\x12S\n\x0cListRequests\x12 .outrider.v1.ListRequestsRequest\x1a!.outrider.v1.ListRequestsResponse\x12>\n\x05\x44rain\x12\x19.outrider.v1.DrainRequest\x1a\x1a.outrider.v1.DrainResponse\x12\x41\n\x06Resume\x12\x1a.outrider.v1.ResumeRequest\x1a\x1b.outrider.v1.ResumeResponse\x12>\n\x05\x41\x62ort\x12\x19.outrider.v1.AbortRequest\x1a\x1a.outrider.v1.AbortResponse\x12Y\n\x0e\x43heckIntegrity\x12\".outrider.v1.CheckIntegrityRequest\x1a#.outrider.v1.CheckIntegrityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFICATIONPOLICY']._serialized_start=44
-  _globals['_VERIFICATIONPOLICY']._serialized_end=213
-  _globals['_VERIFICATIONPOLICY_OFF']._serialized_start=174
-  _globals['_VERIFICATIONPOLICY_OFF']._serialized_end=179
-  _globals['_VERIFICATIONPOLICY_FIXED']._serialized_start=181
-  _globals['_VERIFICATIONPOLICY_FIXED']._serialized_end=203
-  _globals['_GETVERIFICATIONPOLICYREQUEST']._serialized_start=215
-  _globals['_GETVERIFICATIONPOLICYREQUEST']._serialized_end=245
-  _globals['_SETVERIFICATIONPOLICYREQUEST']._serialized_start=248
-  _globals['_SETVERIFICATIONPOLICYREQUEST']._serialized_end=381
-  _globals['_VERIFICATIONPOLICYSTATE']._serialized_start=383
-  _globals['_VERIFICATIONPOLICYSTATE']._serialized_end=499
-  _globals['_OPERATORSERVICE']._serialized_start=502
-  _globals['_OPERATORSERVICE']._serialized_end=731
+  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._serialized_options = b'8\001'
+  _globals['_SERVERSTATE']._serialized_start=2696
+  _globals['_SERVERSTATE']._serialized_end=2848
+  _globals['_REQUESTSTATE']._serialized_start=2851
+  _globals['_REQUESTSTATE']._serialized_end=2981
+  _globals['_VERIFICATIONPOLICY']._serialized_start=98
+  _globals['_VERIFICATIONPOLICY']._serialized_end=338
+  _globals['_VERIFICATIONPOLICY_OFF']._serialized_start=288
+  _globals['_VERIFICATIONPOLICY_OFF']._serialized_end=293
+  _globals['_VERIFICATIONPOLICY_FIXED']._serialized_start=295
+  _globals['_VERIFICATIONPOLICY_FIXED']._serialized_end=317
+  _globals['_VERIFICATIONPOLICY_DYNAMIC']._serialized_start=319
+  _globals['_VERIFICATIONPOLICY_DYNAMIC']._serialized_end=328
+  _globals['_GETVERIFICATIONPOLICYREQUEST']._serialized_start=340
+  _globals['_GETVERIFICATIONPOLICYREQUEST']._serialized_end=370
+  _globals['_SETVERIFICATIONPOLICYREQUEST']._serialized_start=373
+  _globals['_SETVERIFICATIONPOLICYREQUEST']._serialized_end=506
+  _globals['_VERIFICATIONPOLICYSTATE']._serialized_start=508
+  _globals['_VERIFICATIONPOLICYSTATE']._serialized_end=624
+  _globals['_GETSTATUSREQUEST']._serialized_start=626
+  _globals['_GETSTATUSREQUEST']._serialized_end=644
+  _globals['_GETSTATUSRESPONSE']._serialized_start=647
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1145
+  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._serialized_start=1098
+  _globals['_GETSTATUSRESPONSE_VERSIONSENTRY']._serialized_end=1145
+  _globals['_RANKSTATUS']._serialized_start=1147
+  _globals['_RANKSTATUS']._serialized_end=1245
+  _globals['_BATCHSTATUS']._serialized_start=1248
+  _globals['_BATCHSTATUS']._serialized_end=1401
+  _globals['_POOLSTATUS']._serialized_start=1403
+  _globals['_POOLSTATUS']._serialized_end=1491
+  _globals['_COUNTERS']._serialized_start=1494
+  _globals['_COUNTERS']._serialized_end=1969
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1971
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=2022
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2024
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2107
+  _globals['_REQUESTSTATUS']._serialized_start=2110
+  _globals['_REQUESTSTATUS']._serialized_end=2327
+  _globals['_DRAINREQUEST']._serialized_start=2329
+  _globals['_DRAINREQUEST']._serialized_end=2343
+  _globals['_DRAINRESPONSE']._serialized_start=2345
+  _globals['_DRAINRESPONSE']._serialized_end=2435
+  _globals['_RESUMEREQUEST']._serialized_start=2437
+  _globals['_RESUMEREQUEST']._serialized_end=2452
+  _globals['_RESUMERESPONSE']._serialized_start=2454
+  _globals['_RESUMERESPONSE']._serialized_end=2511
+  _globals['_ABORTREQUEST']._serialized_start=2513
+  _globals['_ABORTREQUEST']._serialized_end=2548
+  _globals['_ABORTRESPONSE']._serialized_start=2550
+  _globals['_ABORTRESPONSE']._serialized_end=2599
+  _globals['_CHECKINTEGRITYREQUEST']._serialized_start=2601
+  _globals['_CHECKINTEGRITYREQUEST']._serialized_end=2624
+  _globals['_CHECKINTEGRITYRESPONSE']._serialized_start=2626
+  _globals['_CHECKINTEGRITYRESPONSE']._serialized_end=2693
+  _globals['_OPERATORSERVICE']._serialized_start=2984
+  _globals['_OPERATORSERVICE']._serialized_end=3660
 # @@protoc_insertion_point(module_scope)

@@ -1,12 +1,40 @@
+from outrider.v1 import inference_pb2 as _inference_pb2
+from outrider.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SERVER_STATE_UNSPECIFIED: _ClassVar[ServerState]
+    SERVER_STATE_SERVING: _ClassVar[ServerState]
+    SERVER_STATE_DRAINING: _ClassVar[ServerState]
+    SERVER_STATE_RECOVERING: _ClassVar[ServerState]
+    SERVER_STATE_STOPPING: _ClassVar[ServerState]
+
+class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_STATE_UNSPECIFIED: _ClassVar[RequestState]
+    REQUEST_STATE_WAITING: _ClassVar[RequestState]
+    REQUEST_STATE_PREFILLING: _ClassVar[RequestState]
+    REQUEST_STATE_DECODING: _ClassVar[RequestState]
+SERVER_STATE_UNSPECIFIED: ServerState
+SERVER_STATE_SERVING: ServerState
+SERVER_STATE_DRAINING: ServerState
+SERVER_STATE_RECOVERING: ServerState
+SERVER_STATE_STOPPING: ServerState
+REQUEST_STATE_UNSPECIFIED: RequestState
+REQUEST_STATE_WAITING: RequestState
+REQUEST_STATE_PREFILLING: RequestState
+REQUEST_STATE_DECODING: RequestState
+
 class VerificationPolicy(_message.Message):
-    __slots__ = ("off", "fixed")
+    __slots__ = ("off", "fixed", "dynamic")
     class Off(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
@@ -15,11 +43,16 @@ class VerificationPolicy(_message.Message):
         GAMMA_FIELD_NUMBER: _ClassVar[int]
         gamma: int
         def __init__(self, gamma: _Optional[int] = ...) -> None: ...
+    class Dynamic(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
     OFF_FIELD_NUMBER: _ClassVar[int]
     FIXED_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_FIELD_NUMBER: _ClassVar[int]
     off: VerificationPolicy.Off
     fixed: VerificationPolicy.Fixed
-    def __init__(self, off: _Optional[_Union[VerificationPolicy.Off, _Mapping]] = ..., fixed: _Optional[_Union[VerificationPolicy.Fixed, _Mapping]] = ...) -> None: ...
+    dynamic: VerificationPolicy.Dynamic
+    def __init__(self, off: _Optional[_Union[VerificationPolicy.Off, _Mapping]] = ..., fixed: _Optional[_Union[VerificationPolicy.Fixed, _Mapping]] = ..., dynamic: _Optional[_Union[VerificationPolicy.Dynamic, _Mapping]] = ...) -> None: ...
 
 class GetVerificationPolicyRequest(_message.Message):
     __slots__ = ()
@@ -42,3 +75,222 @@ class VerificationPolicyState(_message.Message):
     revision: int
     effective_step: int
     def __init__(self, policy: _Optional[_Union[VerificationPolicy, _Mapping]] = ..., revision: _Optional[int] = ..., effective_step: _Optional[int] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("state", "outage", "uptime_s", "model", "versions", "ranks", "batches", "waiting", "max_waiting", "policy", "step", "epoch", "counters")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OUTAGE_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAITING_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    state: ServerState
+    outage: str
+    uptime_s: float
+    model: _inference_pb2.GetModelResponse
+    versions: _containers.ScalarMap[str, str]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
+    batches: _containers.RepeatedCompositeFieldContainer[BatchStatus]
+    waiting: int
+    max_waiting: int
+    policy: VerificationPolicyState
+    step: int
+    epoch: int
+    counters: Counters
+    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., outage: _Optional[str] = ..., uptime_s: _Optional[float] = ..., model: _Optional[_Union[_inference_pb2.GetModelResponse, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[BatchStatus, _Mapping]]] = ..., waiting: _Optional[int] = ..., max_waiting: _Optional[int] = ..., policy: _Optional[_Union[VerificationPolicyState, _Mapping]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ...) -> None: ...
+
+class RankStatus(_message.Message):
+    __slots__ = ("rank", "name", "address", "device", "parameter_bytes")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    name: str
+    address: str
+    device: str
+    parameter_bytes: int
+    def __init__(self, rank: _Optional[int] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., parameter_bytes: _Optional[int] = ...) -> None: ...
+
+class BatchStatus(_message.Message):
+    __slots__ = ("running", "slots_used", "slots_total", "slot_bytes", "record_bytes", "pools")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_USED_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    slots_used: int
+    slots_total: int
+    slot_bytes: int
+    record_bytes: int
+    pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
+    def __init__(self, running: _Optional[int] = ..., slots_used: _Optional[int] = ..., slots_total: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., record_bytes: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ...) -> None: ...
+
+class PoolStatus(_message.Message):
+    __slots__ = ("group", "pages_used", "pages_total", "page_bytes")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PAGES_USED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    pages_used: int
+    pages_total: int
+    page_bytes: int
+    def __init__(self, group: _Optional[str] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
+
+class Counters(_message.Message):
+    __slots__ = ("steps", "rounds", "emitted", "trimmed", "drafted_by_position", "admitted_by_position", "accepted_by_position", "rank_s", "target_s", "verify_s", "commit_s", "draft_s", "collective_s", "dispatch_s", "combine_s", "execute_s", "host_s", "restarts", "submitted", "finished", "aborted", "failed", "refused", "prompt_tokens")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_FIELD_NUMBER: _ClassVar[int]
+    TRIMMED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    RANK_S_FIELD_NUMBER: _ClassVar[int]
+    TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_S_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_S_FIELD_NUMBER: _ClassVar[int]
+    COMBINE_S_FIELD_NUMBER: _ClassVar[int]
+    EXECUTE_S_FIELD_NUMBER: _ClassVar[int]
+    HOST_S_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    rounds: int
+    emitted: int
+    trimmed: int
+    drafted_by_position: _containers.RepeatedScalarFieldContainer[int]
+    admitted_by_position: _containers.RepeatedScalarFieldContainer[int]
+    accepted_by_position: _containers.RepeatedScalarFieldContainer[int]
+    rank_s: float
+    target_s: float
+    verify_s: float
+    commit_s: float
+    draft_s: float
+    collective_s: float
+    dispatch_s: float
+    combine_s: float
+    execute_s: float
+    host_s: float
+    restarts: int
+    submitted: int
+    finished: int
+    aborted: int
+    failed: int
+    refused: int
+    prompt_tokens: int
+    def __init__(self, steps: _Optional[int] = ..., rounds: _Optional[int] = ..., emitted: _Optional[int] = ..., trimmed: _Optional[int] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., admitted_by_position: _Optional[_Iterable[int]] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., rank_s: _Optional[float] = ..., target_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., collective_s: _Optional[float] = ..., dispatch_s: _Optional[float] = ..., combine_s: _Optional[float] = ..., execute_s: _Optional[float] = ..., host_s: _Optional[float] = ..., restarts: _Optional[int] = ..., submitted: _Optional[int] = ..., finished: _Optional[int] = ..., aborted: _Optional[int] = ..., failed: _Optional[int] = ..., refused: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class ListRequestsRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests", "total")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestStatus]
+    total: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class RequestStatus(_message.Message):
+    __slots__ = ("request_id", "state", "dp_rank", "priority", "max_tokens", "usage", "age_s", "waited_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DP_RANK_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    state: RequestState
+    dp_rank: int
+    priority: int
+    max_tokens: int
+    usage: _types_pb2.Usage
+    age_s: float
+    waited_s: float
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., dp_rank: _Optional[int] = ..., priority: _Optional[int] = ..., max_tokens: _Optional[int] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., age_s: _Optional[float] = ..., waited_s: _Optional[float] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("state", "running", "waiting")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    state: ServerState
+    running: int
+    waiting: int
+    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: ServerState
+    def __init__(self, state: _Optional[_Union[ServerState, str]] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ("aborted", "unknown")
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    aborted: _containers.RepeatedScalarFieldContainer[str]
+    unknown: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, aborted: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckIntegrityRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckIntegrityResponse(_message.Message):
+    __slots__ = ("violations", "ranks_checked")
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_CHECKED_FIELD_NUMBER: _ClassVar[int]
+    violations: _containers.RepeatedScalarFieldContainer[str]
+    ranks_checked: int
+    def __init__(self, violations: _Optional[_Iterable[str]] = ..., ranks_checked: _Optional[int] = ...) -> None: ...

@@ -44,6 +44,36 @@ class OperatorServiceStub:
                 request_serializer=outrider_dot_v1_dot_operator__pb2.SetVerificationPolicyRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_operator__pb2.VerificationPolicyState.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/outrider.v1.OperatorService/GetStatus',
+                request_serializer=outrider_dot_v1_dot_operator__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_operator__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/outrider.v1.OperatorService/ListRequests',
+                request_serializer=outrider_dot_v1_dot_operator__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_operator__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/outrider.v1.OperatorService/Drain',
+                request_serializer=outrider_dot_v1_dot_operator__pb2.DrainRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_operator__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/outrider.v1.OperatorService/Resume',
+                request_serializer=outrider_dot_v1_dot_operator__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_operator__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/outrider.v1.OperatorService/Abort',
+                request_serializer=outrider_dot_v1_dot_operator__pb2.AbortRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_operator__pb2.AbortResponse.FromString,
+                _registered_method=True)
+        self.CheckIntegrity = channel.unary_unary(
+                '/outrider.v1.OperatorService/CheckIntegrity',
+                request_serializer=outrider_dot_v1_dot_operator__pb2.CheckIntegrityRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_operator__pb2.CheckIntegrityResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
@@ -56,8 +86,53 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetVerificationPolicy(self, request, context):
-        """Takes effect at one step boundary for all sequences; the reply names the step.
+        """Takes effect at one step boundary for all sequences on all ranks; the reply names the step.
         ABORTED: expected_revision is not the present one. INVALID_ARGUMENT: the policy cannot be served.
+        FAILED_PRECONDITION: the policy needs something that this server does not have, which is named.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStatus(self, request, context):
+        """A moment of the server. Answers while ranks are lost and while it drains, too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """Running requests in order of arrival, then waiting ones in the order in which they will be served.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """New requests are refused with UNAVAILABLE, and InferenceService reports NOT_SERVING; running and waiting ones go on
+        to their ends. Idempotent; lasts until Resume, also over the loss of a rank.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Takes requests again. Idempotent. UNAVAILABLE: the server is stopping.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """Ends requests; their streams end with ABORTED. Idempotent: ids that are not live are told apart, not refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckIntegrity(self, request, context):
+        """Compares the books of the host with themselves and with the requests, and has every rank check its pools; a rank
+        does so between two steps, which wait for it. UNAVAILABLE: the ranks are not there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,6 +150,36 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.SetVerificationPolicy,
                     request_deserializer=outrider_dot_v1_dot_operator__pb2.SetVerificationPolicyRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_operator__pb2.VerificationPolicyState.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=outrider_dot_v1_dot_operator__pb2.GetStatusRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_operator__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=outrider_dot_v1_dot_operator__pb2.ListRequestsRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_operator__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=outrider_dot_v1_dot_operator__pb2.DrainRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_operator__pb2.DrainResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=outrider_dot_v1_dot_operator__pb2.ResumeRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_operator__pb2.ResumeResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=outrider_dot_v1_dot_operator__pb2.AbortRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_operator__pb2.AbortResponse.SerializeToString,
+            ),
+            'CheckIntegrity': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckIntegrity,
+                    request_deserializer=outrider_dot_v1_dot_operator__pb2.CheckIntegrityRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_operator__pb2.CheckIntegrityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +236,168 @@ class OperatorService:
             '/outrider.v1.OperatorService/SetVerificationPolicy',
             outrider_dot_v1_dot_operator__pb2.SetVerificationPolicyRequest.SerializeToString,
             outrider_dot_v1_dot_operator__pb2.VerificationPolicyState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.OperatorService/GetStatus',
+            outrider_dot_v1_dot_operator__pb2.GetStatusRequest.SerializeToString,
+            outrider_dot_v1_dot_operator__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.OperatorService/ListRequests',
+            outrider_dot_v1_dot_operator__pb2.ListRequestsRequest.SerializeToString,
+            outrider_dot_v1_dot_operator__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.OperatorService/Drain',
+            outrider_dot_v1_dot_operator__pb2.DrainRequest.SerializeToString,
+            outrider_dot_v1_dot_operator__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.OperatorService/Resume',
+            outrider_dot_v1_dot_operator__pb2.ResumeRequest.SerializeToString,
+            outrider_dot_v1_dot_operator__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.OperatorService/Abort',
+            outrider_dot_v1_dot_operator__pb2.AbortRequest.SerializeToString,
+            outrider_dot_v1_dot_operator__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckIntegrity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.OperatorService/CheckIntegrity',
+            outrider_dot_v1_dot_operator__pb2.CheckIntegrityRequest.SerializeToString,
+            outrider_dot_v1_dot_operator__pb2.CheckIntegrityResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -168,11 +168,11 @@ class Timings(_message.Message):
     expert_rows: int
     def __init__(self, total_s: _Optional[float] = ..., target_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., collective_s: _Optional[float] = ..., dispatch_s: _Optional[float] = ..., combine_s: _Optional[float] = ..., expert_rows: _Optional[int] = ...) -> None: ...
 
-class CheckIntegrityRequest(_message.Message):
+class CheckRankRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class CheckIntegrityResponse(_message.Message):
+class CheckRankResponse(_message.Message):
     __slots__ = ("violations",)
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     violations: _containers.RepeatedScalarFieldContainer[str]

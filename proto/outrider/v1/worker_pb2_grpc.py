@@ -46,8 +46,8 @@ class WorkerServiceStub:
                 _registered_method=True)
         self.CheckIntegrity = channel.unary_unary(
                 '/outrider.v1.WorkerService/CheckIntegrity',
-                request_serializer=outrider_dot_v1_dot_worker__pb2.CheckIntegrityRequest.SerializeToString,
-                response_deserializer=outrider_dot_v1_dot_worker__pb2.CheckIntegrityResponse.FromString,
+                request_serializer=outrider_dot_v1_dot_worker__pb2.CheckRankRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_worker__pb2.CheckRankResponse.FromString,
                 _registered_method=True)
 
 
@@ -89,8 +89,8 @@ def add_WorkerServiceServicer_to_server(servicer, server):
             ),
             'CheckIntegrity': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckIntegrity,
-                    request_deserializer=outrider_dot_v1_dot_worker__pb2.CheckIntegrityRequest.FromString,
-                    response_serializer=outrider_dot_v1_dot_worker__pb2.CheckIntegrityResponse.SerializeToString,
+                    request_deserializer=outrider_dot_v1_dot_worker__pb2.CheckRankRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_worker__pb2.CheckRankResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,8 +172,8 @@ class WorkerService:
             request,
             target,
             '/outrider.v1.WorkerService/CheckIntegrity',
-            outrider_dot_v1_dot_worker__pb2.CheckIntegrityRequest.SerializeToString,
-            outrider_dot_v1_dot_worker__pb2.CheckIntegrityResponse.FromString,
+            outrider_dot_v1_dot_worker__pb2.CheckRankRequest.SerializeToString,
+            outrider_dot_v1_dot_worker__pb2.CheckRankResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,10 +1,18 @@
-"""The demo's figures, from rounds worked out by hand."""
+"""Figures of one run and differences between two, from rounds worked out by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from runtime.cli.comparison import TIE_MARGINS, Completion, Difference, PolicyRun, first_difference
+from runtime.bench.comparison import (
+    TIE_MARGINS,
+    Difference,
+    PolicyRun,
+    differences,
+    first_difference,
+    num_compared,
+)
+from runtime.bench.completion import Completion, Frame
 from runtime.cli.demo import comparison_table, difference_lines
 from runtime.request import Round
 
@@ -18,23 +26,33 @@ def one_round(tokens: tuple[int, ...]) -> Round:
     return Round(drafted=(), accepted=0, emitted=tokens, margins=tuple(token / 4 for token in tokens))
 
 
+def completion(tokens: tuple[int, ...], its_rounds: tuple[Round, ...], *, seconds: float = 1.0, failure: str = ""):
+    return Completion(
+        tokens=tokens,
+        rounds=its_rounds,
+        num_passes=len(its_rounds),
+        sent_s=100.0,
+        frames=(Frame(at_s=100.0 + seconds, num_tokens=len(tokens)),),
+        failure=failure,
+    )
+
+
 def run_of(*token_streams: tuple[int, ...]) -> PolicyRun:
     return PolicyRun(
         policy="x",
         completions=tuple(
-            Completion(tokens=tokens, rounds=(one_round(tokens[:1]), one_round(tokens[1:])), seconds=1.0)
-            for tokens in token_streams
+            completion(tokens, (one_round(tokens[:1]), one_round(tokens[1:]))) for tokens in token_streams
         ),
     )
 
 
-FIRST = Completion(
-    tokens=(1, 2, 3, 4, 5, 6),
+FIRST = completion(
+    (1, 2, 3, 4, 5, 6),
     # The prompt's pass, a round with both drafts standing, one with none.
-    rounds=rounds(((), 0, (1,)), ((2, 3), 2, (2, 3, 4)), ((8, 9), 0, (5,)), ((6,), 1, (6,))),
+    rounds(((), 0, (1,)), ((2, 3), 2, (2, 3, 4)), ((8, 9), 0, (5,)), ((6,), 1, (6,))),
     seconds=2.0,
 )
-SECOND = Completion(tokens=(1, 2), rounds=rounds(((), 0, (1,)), ((7, 7), 0, (2,))), seconds=2.0)
+SECOND = completion((1, 2), rounds(((), 0, (1,)), ((7, 7), 0, (2,))), seconds=2.0)
 
 
 def test_rates_count_decode_passes_and_only_the_rounds_that_drafted_so_far():
@@ -45,14 +63,14 @@ def test_rates_count_decode_passes_and_only_the_rounds_that_drafted_so_far():
 
 
 def test_without_drafts_a_pass_brings_one_token_and_nothing_is_accepted():
-    plain = Completion(tokens=(1, 2, 3), rounds=rounds(((), 0, (1,)), ((), 0, (2,)), ((), 0, (3,))), seconds=1.0)
+    plain = completion((1, 2, 3), rounds(((), 0, (1,)), ((), 0, (2,)), ((), 0, (3,))))
     off = PolicyRun(policy="off", completions=(plain,))
     assert off.tokens_per_pass == 1.0
     assert off.acceptance_by_position == ()
 
 
 def test_a_run_that_never_decoded_has_no_tokens_per_pass():
-    only_first = Completion(tokens=(1,), rounds=rounds(((), 0, (1,))), seconds=1.0)
+    only_first = completion((1,), rounds(((), 0, (1,))))
     assert PolicyRun(policy="off", completions=(only_first,)).tokens_per_pass is None
 
 
@@ -71,6 +89,16 @@ def test_equal_streams_have_no_difference():
 )
 def test_a_difference_names_prompt_position_both_tokens_and_the_margin_of_the_baseline(other, difference):
     assert first_difference(run_of((1, 2, 3), (4,)), other) == difference
+
+
+def test_all_differences_are_told_and_what_failed_is_not_compared():
+    baseline, other = run_of((1, 2), (3, 4), (5, 6)), run_of((1, 9), (3, 4), (5, 7))
+    assert [(found.prompt, found.position) for found in differences(baseline, other)] == [(0, 1), (2, 1)]
+    assert num_compared(baseline, other) == 3
+    failed = PolicyRun(policy="x", completions=(completion((1,), (), failure="UNAVAILABLE"), *other.completions[1:]))
+    assert [found.prompt for found in differences(baseline, failed)] == [2]
+    assert num_compared(baseline, failed) == 2
+    assert num_compared(failed, baseline) == 2
 
 
 def difference(*, found: int | None = 9, margin: float | None) -> Difference:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from runtime.request import Round
+from runtime.bench.completion import Completion
 
 _T = TypeVar("_T")
 
@@ -21,17 +21,8 @@ logits by up to 2e-5 in float32, and by up to 0.9 in bfloat16, where rounding al
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """One prompt's greedy continuation. seconds: from sending the request to its last frame."""
-
-    tokens: tuple[int, ...]
-    rounds: tuple[Round, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRun:
-    """All prompts under one policy, one after the other."""
+    """Prompts in order under one policy. tokens_per_s takes them for done one after the other."""
 
     policy: str
     completions: tuple[Completion, ...]
@@ -85,17 +76,35 @@ class Difference:
 
 def first_difference(baseline: PolicyRun, other: PolicyRun) -> Difference | None:
     """None where all token streams are equal. Both runs must be over the same prompts."""
-    for prompt, (left, right) in enumerate(zip(baseline.completions, other.completions, strict=True)):
-        if left.tokens != right.tokens:
-            position = _parting(left.tokens, right.tokens)
-            return Difference(
-                prompt=prompt,
-                position=position,
-                expected=_at(left.tokens, position),
-                found=_at(right.tokens, position),
-                margin=_at([margin for round_ in left.rounds for margin in round_.margins], position),
-            )
-    return None
+    return next(iter(differences(baseline, other)), None)
+
+
+def differences(baseline: PolicyRun, other: PolicyRun) -> tuple[Difference, ...]:
+    """Where each prompt's streams part first, for those that differ. Both runs must be over the same prompts; what
+    failed in either is not compared."""
+    return tuple(
+        _difference(prompt, left, right)
+        for prompt, (left, right) in enumerate(zip(baseline.completions, other.completions, strict=True))
+        if not (left.failure or right.failure) and left.tokens != right.tokens
+    )
+
+
+def num_compared(baseline: PolicyRun, other: PolicyRun) -> int:
+    """Prompts that failed in neither run."""
+    return sum(
+        not (left.failure or right.failure) for left, right in zip(baseline.completions, other.completions, strict=True)
+    )
+
+
+def _difference(prompt: int, left: Completion, right: Completion) -> Difference:
+    position = _parting(left.tokens, right.tokens)
+    return Difference(
+        prompt=prompt,
+        position=position,
+        expected=_at(left.tokens, position),
+        found=_at(right.tokens, position),
+        margin=_at([margin for round_ in left.rounds for margin in round_.margins], position),
+    )
 
 
 def _parting(left: Sequence[int], right: Sequence[int]) -> int:

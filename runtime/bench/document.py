@@ -1,0 +1,278 @@
+"""The report as data: what `--json` writes, and what table and page are made of. Fields say their units and meanings.
+
+`docs/benchmarks/bench.schema.json` is this tree as JSON Schema. SCHEMA_VERSION rises when a reader of an older one
+would misread a newer report.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class Part(BaseModel):
+    """Base of all parts: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Spread(Part):
+    """Mean and percentiles of observations; null where there are none. Percentiles lie between the two nearest
+    observations in proportion."""
+
+    count: int = Field(description="Observations.")
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class Latencies(Part):
+    """Milliseconds, as the client sees them, of requests that finished. Requests of an open loop count from the moment
+    they were due, so that a load generator that falls behind hides nothing."""
+
+    first_token_ms: Spread = Field(description="From the request to its first frame with tokens.")
+    token_gap_ms: Spread = Field(
+        description="Between committed tokens: each gap between two frames of a request is divided over the tokens of "
+        "the later frame, one observation per token. Tokens of a first frame have no gap before them."
+    )
+    frame_gap_ms: Spread = Field(
+        description="Between frames with tokens of the same request, as they came; a frame holds one token or several."
+    )
+    request_ms: Spread = Field(description="From the request to its last frame.")
+    schedule_lag_ms: Spread = Field(
+        description="How late the load generator itself sent requests. 0 in a closed loop, where they have no due time."
+    )
+
+
+class Limits(Part):
+    """Latencies a request must keep to count as within limits; null asks for nothing."""
+
+    first_token_ms: float | None = Field(description="Longest time to the first token.")
+    token_gap_ms: float | None = Field(description="Largest mean gap between the tokens of a request.")
+    request_ms: float | None = Field(description="Longest time from the request to its last frame.")
+
+
+class Rates(Part):
+    """Per second of the cell, from the start of its load to the end of its last request: the last moments, when fewer
+    requests are under way than before, are in it."""
+
+    tokens_per_s: float = Field(description="Tokens of requests that finished.")
+    requests_per_s: float = Field(description="Requests that finished.")
+    requests_within_limits_per_s: float = Field(description="Of those, requests that kept all limits.")
+
+
+class Lengths(Part):
+    """Committed tokens per target pass, counted and by formula. Of requests that report their rounds: the same prompts
+    under the same load, just before the first repeat; reporting costs time, so their speed is not measured. A decode
+    pass is one after the prompt's last chunk. A full round is a decode pass that verified gamma drafts, began at least
+    gamma + 1 tokens before its request's longest and was not cut by a stop; formulas and prefixes are of those."""
+
+    gamma: int = Field(description="Drafts per round under the policy; 0 for off.")
+    decode_passes: int
+    tokens_per_pass: float | None = Field(description="Over all decode passes; null where there was none.")
+    full_rounds: int
+    near_limit_rounds: int = Field(
+        description="Began within gamma + 1 tokens of the request's longest: counted apart, cut or not."
+    )
+    cut_rounds: int = Field(description="Others that a stop or an end of sequence cut.")
+    other_length_rounds: int = Field(description="Others that verified more or fewer drafts than gamma.")
+    accepted_prefixes: list[int] = Field(
+        description="Entry j: full rounds in which the first j drafts were accepted and no more, j from 0 to gamma."
+    )
+    survival: list[float] = Field(description="Entry j - 1: share of full rounds in which the first j were accepted.")
+    tokens_per_full_round: float | None = Field(description="Tokens committed by full rounds / full rounds.")
+    by_survival: float | None = Field(
+        description="1 + sum over j of P(first j accepted): equals tokens_per_full_round, whatever the drafts."
+    )
+    acceptance_rate: float | None = Field(
+        description="alpha: drafts accepted / drafts examined in full rounds, where examined are the accepted ones "
+        "and, if any fell, the first that did. null where nothing was examined."
+    )
+    by_rate: float | None = Field(
+        description="(1 - alpha^(gamma+1)) / (1 - alpha), as if every draft were accepted with probability alpha "
+        "(arXiv 2211.17192, equation 1)."
+    )
+    rate_misleads: bool = Field(description="Whether by_rate is more than 3 % off by_survival.")
+
+
+class Drafts(Part):
+    """Drafts by position in all rounds of the cell, by the server's counters; entry 0 is the first draft."""
+
+    drafted: list[int]
+    admitted: list[int]
+    accepted: list[int]
+
+
+class TimeSplit(Part):
+    """Milliseconds of steps per committed token, prefill included: sums over steps of the slowest rank's time, divided
+    by the tokens that the server emitted."""
+
+    draft_ms: float = Field(description="Drawing drafts and feeding the drafter.")
+    verify_ms: float = Field(description="The target's pass, and deciding what stands.")
+    state_ms: float = Field(description="Committing: lengths, recurrent state, convolution windows.")
+    rank_rest_ms: float = Field(description="The rest of the rank's time: gathering inputs, admitting, reporting.")
+    host_and_link_ms: float = Field(description="Planning, booking, and the way to the rank and back.")
+    total_ms: float
+
+
+class Memory(Part):
+    """Peak bytes in use by the allocator's accounts, over all ranks. Sampled while the cell runs: a shorter peak than
+    the time between samples can be missed."""
+
+    parameter_bytes: int
+    record_bytes: int = Field(description="Of the records of one step, allocated once.")
+    slot_bytes: int = Field(description="Slots in use x bytes of a slot, in the sample of the largest total.")
+    page_bytes: int = Field(description="Pages in use x bytes of a page, in that sample.")
+    total_bytes: int
+    samples: int
+
+
+class Figures(Part):
+    """What was measured of one policy under one load."""
+
+    elapsed_s: float = Field(description="Sum over the repeats that are in it.")
+    requests: int = Field(description="Sent, warm-up excluded.")
+    finished: int
+    failures: dict[str, int] = Field(description="Requests that failed, by gRPC code. Latencies and rates lack them.")
+    rates: Rates
+    latencies: Latencies
+    decode_passes: int = Field(description="Passes of the target after the prompt's last chunk, over all requests.")
+    tokens_per_pass: float | None = Field(description="Tokens they committed / decode passes; null without any.")
+    drafts: Drafts
+    time_per_token: TimeSplit | None = Field(description="null where the server emitted nothing.")
+    steps: int
+    overhead_per_step_ms: float | None = Field(
+        description="A step's time beyond its slowest rank: host and link. null without steps."
+    )
+    memory: Memory
+    restarts: int = Field(description="Times that the ranks were lost and started anew.")
+    tokens_of_others: int = Field(
+        description="Tokens that the server emitted and no request of this cell received: others' traffic, or failures."
+    )
+
+
+class LoadName(Part):
+    """One of the two is given."""
+
+    concurrency: int | None = Field(description="Closed loop: clients, each with one request at a time.")
+    rate: float | None = Field(description="Open loop: Poisson arrivals per second.")
+
+
+class Cell(Part):
+    """One repeat of one policy under one load, in the order in which they were measured."""
+
+    repeat: int = Field(description="From 0.")
+    load: LoadName
+    policy: str
+    figures: Figures
+
+
+class Group(Part):
+    """All repeats of one policy under one load: latencies are of all requests together, rates of all time together."""
+
+    load: LoadName
+    policy: str
+    repeats: int = Field(description="Those that were measured.")
+    tokens_per_s_by_repeat: list[float]
+    figures: Figures
+    lengths: Lengths | None = Field(description="null where all requests that reported their rounds failed.")
+
+
+class TokenDifference(Part):
+    """Where two greedy outputs of a prompt part first."""
+
+    prompt: int = Field(description="Number in the workload, from 0.")
+    position: int = Field(description="Output position, from 0.")
+    expected: int | None = Field(description="Token of the baseline; null where it had ended.")
+    found: int | None = Field(description="Token of the other; null where it had ended.")
+    logit_gap: float | None = Field(
+        description="Lead of the baseline's token over the next best, in logits; null where it had ended."
+    )
+    looks_like_a_tie: bool = Field(description="Whether rounding explains it: both chose, and the gap is tiny.")
+
+
+class Comparison(Part):
+    """Greedy outputs of a policy beside those of the first policy under the same load: of the requests that report
+    their rounds, before the first repeat."""
+
+    load: LoadName
+    baseline: str
+    policy: str
+    compared: int = Field(description="Prompts that failed under neither.")
+    identical: int
+    ties: int = Field(description="Differences that look like ties.")
+    differences: list[TokenDifference]
+
+
+class Model(Part):
+    """What the server says it serves."""
+
+    name: str
+    model_type: str
+    num_parameters: int
+    dtype: str
+    numerics: str
+    vocab_size: int
+    context_length: int
+    gamma_max: int
+    dp: int
+    tp: int
+    ep: int
+
+
+class Machine(Part):
+    """Where the load generator ran; a server of its own ran there too."""
+
+    cpu: str
+    cores: int = Field(description="That this process may use.")
+    memory_bytes: int
+    system: str
+
+
+class Identity(Part):
+    """What was measured, and where."""
+
+    model: Model
+    devices: list[str] = Field(description="One per rank, in order.")
+    versions: dict[str, str] = Field(description="Of the server.")
+    machine: Machine
+    own_server: bool = Field(description="Started for the benchmark, rather than running already.")
+    settings: dict[str, Any] | None = Field(description="Of a server of its own; null of a running one.")
+
+
+class Plan(Part):
+    """What was asked for."""
+
+    workload: str = Field(description="code, random, or the name of a file.")
+    prompts: int
+    prompt_tokens: Spread = Field(description="Tokens per prompt, of all prompts of the workload.")
+    prompt_tokens_cut: int | None = Field(description="Longest prompt kept; longer ones were cut.")
+    max_tokens: int
+    ignore_eos: bool
+    temperature: float
+    seed: int = Field(description="Of arrivals, random prompts and sampling; request i samples with seed + i.")
+    policies: list[str]
+    loads: list[LoadName]
+    requests: int | None = Field(description="Per cell; null takes twice the concurrency, at least 8.")
+    warmup: int = Field(description="Requests before each cell that count nowhere; a whole load before the first.")
+    repeats: int
+    limits: Limits
+
+
+class Report(Part):
+    """A whole benchmark."""
+
+    schema_version: int
+    started_at: str = Field(description="UTC, ISO 8601.")
+    duration_s: float
+    complete: bool = Field(description="Whether all cells that were planned were measured.")
+    cells_planned: int
+    identity: Identity
+    plan: Plan
+    groups: list[Group]
+    comparisons: list[Comparison]
+    cells: list[Cell]

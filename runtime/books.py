@@ -1,0 +1,186 @@
+"""The engine's books: which requests wait, run and have ended, what their steps brought, what the front is still to be
+told. Knows no loop, no ranks and no policy.
+
+A request is in one place at a time: in the queue, or running on the scheduler of the present life. It leaves by `end`,
+whatever ends it, and with an event that says so unless the front knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+from runtime.events import ErrorEvent, EventSink, TokenEvent
+from runtime.front.errors import AbortedByOperator, InternalError, InvalidRequest, OutriderError, Unavailable
+from runtime.intake import Intake, check_servable
+from runtime.life import Life
+from runtime.live import EarlyEnd, End, LiveRequests, RequestStatus
+from runtime.outbox import Event, Outbox
+from runtime.request import FinishReason, Request
+from runtime.scheduler.queue import WaitingQueue
+from runtime.settlement import Outcome, outcomes, settle
+from runtime.statistics import Counters, EngineStatistics
+from runtime.status import Aborted
+from state.ledger import RunningSequence
+from workers.plan import StepPlan, StepResult
+
+log = logging.getLogger(__name__)
+
+
+class Books:
+    """One per engine, over all lives of the group.
+
+    sink: the front. max_waiting: see Intake. clock: seconds, by which requests are timed.
+    """
+
+    def __init__(self, sink: EventSink, *, max_waiting: int, clock: Callable[[], float]) -> None:
+        self.queue = WaitingQueue()
+        self.live = LiveRequests(clock)
+        self.counters = Counters()
+        self.outbox = Outbox(sink)
+        self.intake = Intake(max_waiting)
+        # Set while no request is live.
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._clock = clock
+        self._life: Life | None = None
+
+    @property
+    def life(self) -> Life:
+        """The present life of the group, or the last one. Raises Unavailable before the first start."""
+        if self._life is None:
+            raise Unavailable("the server is starting")
+        return self._life
+
+    def adopt(self, life: Life) -> None:
+        """Goes on with a new life. Nothing may run; requests that wait and that it cannot serve are failed."""
+        self._life = life
+        self.counters.fit(life.group.description.gamma_max)
+        for request in list(self.queue):
+            try:
+                check_servable(request, life.group.description)
+            except InvalidRequest as error:  # the group came back with less memory
+                self.fail([request.uid], error)
+
+    def accept(self, request: Request) -> None:
+        """Queues a request. Raises InvalidRequest, DuplicateRequest or Overloaded; nothing is queued then."""
+        self.intake.accept(
+            request,
+            self.life.group.description,
+            num_waiting=len(self.queue),
+            num_openings=self.life.scheduler.num_openings,
+        )
+        self.live.add(request)
+        self.queue.push(request)
+        self.idle.clear()
+
+    def note_starts(self, plan: StepPlan) -> None:
+        """Those that enter with this plan have left the queue."""
+        for batch in plan.batches:
+            for new in batch.admitted:
+                self.live.note_start(new.uid)
+
+    def settle(self, plan: StepPlan, result: StepResult) -> Iterator[TokenEvent]:
+        """Commits a result to the ledgers, ends what is finished, and yields the events."""
+        scheduler = self.life.scheduler
+        num_drafts = plan.gamma if plan.feed_drafter else 0
+        for outcome in outcomes(plan, result):
+            sequence = scheduler.find(outcome.dp_rank, outcome.slot, outcome.epoch)
+            if sequence is None:
+                continue  # aborted while the step ran
+            try:
+                sequence.commit(outcome.num_known, outcome.emitted, num_drafts)
+                if outcome.samples:
+                    yield self._settle_round(sequence, outcome)
+            except ValueError as error:
+                log.error("step %d: %s", plan.step_id, error)
+                self.fail([sequence.uid], InternalError(f"the worker's answer does not fit: {error}"))
+
+    def _settle_round(self, sequence: RunningSequence, outcome: Outcome) -> TokenEvent:
+        live = self.live[sequence.uid]
+        event = settle(live.request, live.usage, outcome)
+        self.live.note_round(sequence.uid, event.usage)
+        self.counters.add_round(outcome)
+        sequence.awaiting_verdict = event.needs_verdict
+        if event.finish is not None:
+            self.end(sequence.uid, event.finish.reason)
+        return event
+
+    def deliver(self, events: list[Event]) -> None:
+        """Hands events to the front and acts on its verdicts."""
+        handover = self.outbox.hand_over(events)
+        for uid in handover.stopped:
+            self.end(uid, FinishReason.STOP_STRING)
+        for uid in handover.failed:
+            self.end(uid, EarlyEnd.FAILED)
+        for uid in handover.decided:
+            if (sequence := self.life.scheduler.sequence(uid)) is not None:
+                sequence.awaiting_verdict = False
+        self.fail(handover.undecided, InternalError("the front gave no verdict"))
+
+    def fail(self, uids: Iterable[int], error: OutriderError, end: EarlyEnd = EarlyEnd.FAILED) -> None:
+        """Ends requests; their last events are held, and so not lost whatever fails next."""
+        for uid in uids:
+            if self.end(uid, end):
+                self.outbox.hold(ErrorEvent(uid=uid, error=error))
+
+    def end(self, uid: int, end: End) -> bool:
+        """Lets go of a request wherever it is; False when it has ended already. Until that is done it is live."""
+        if uid not in self.live:
+            return False
+        if uid in self.queue:
+            self.queue.remove(uid)
+        elif self.life.scheduler.sequence(uid) is not None:
+            self.life.scheduler.release(uid)
+        self.intake.forget(self.live[uid].request.request_id)
+        self.live.remove(uid, end)
+        if not self.live:
+            self.idle.set()
+        return True
+
+    def close(self) -> None:
+        """Ends all that is live. Where the books fail to let go of a request they forget it."""
+        for uid in list(self.live):
+            try:
+                self.end(uid, EarlyEnd.FAILED)
+            except Exception:
+                log.exception("request %d is still in the books", uid)
+                self.live.remove(uid, EarlyEnd.FAILED)
+        self.idle.set()
+
+    def abort_by_id(self, request_ids: Sequence[str]) -> Aborted:
+        """Ends requests by their callers' names for them; what they committed is told before their last event, an
+        AbortedByOperator."""
+        uids = {self.live[uid].request.request_id: uid for uid in self.live}
+        wanted = tuple(dict.fromkeys(request_ids))
+        found = tuple(request_id for request_id in wanted if request_id in uids)
+        error = AbortedByOperator("an operator has ended the request")
+        self.fail([uids[request_id] for request_id in found], error, EarlyEnd.ABORTED)
+        return Aborted(aborted=found, unknown=tuple(name for name in wanted if name not in uids))
+
+    def list_live(self, limit: int) -> tuple[list[RequestStatus], int]:
+        """At most `limit` of them, running ones in order of arrival before waiting ones in order of service; and how
+        many are live."""
+        scheduler = self.life.scheduler
+        running = (uid for uid in self.live if uid not in self.queue)
+        chosen = islice(chain(running, (request.uid for request in self.queue)), limit)
+        now_s = self._clock()
+        return [self.live[uid].status(now_s, scheduler.home(uid)) for uid in chosen], len(self.live)
+
+    def statistics(self) -> EngineStatistics:
+        return self.counters.view(
+            dp_ranks=[scheduler.use() for scheduler in self.life.scheduler.schedulers],
+            waiting=len(self.queue),
+            requests=self.live.statistics(),
+        )
+
+    def check_integrity(self) -> list[str]:
+        """One line per violated invariant; empty when all hold."""
+        scheduler = self.life.scheduler
+        problems = scheduler.check_integrity() + self.statistics().check_integrity()
+        known = {request.uid for request in self.queue} | {sequence.uid for sequence in scheduler.running}
+        if known != set(self.live):
+            problems.append(f"live requests {sorted(self.live)}, queued or running {sorted(known)}")
+        return problems

@@ -1,0 +1,174 @@
+"""`outrider bench`: options, a server of its own or a running one, progress, and what becomes of the report. Knows no
+figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from configs.load import SettingsError
+from runtime.bench.asked import Asked
+from runtime.bench.load import Load, parse_concurrencies, parse_policies, parse_rates
+from runtime.cli.bench_run import Outputs, bench_run
+from runtime.cli.console import EXIT_USAGE, fail, guarded, run
+from runtime.cli.options import UINT32_MAX, checked_address
+from runtime.cli.serve import settings_from_flags
+
+DEFAULT_POLICIES = ["off", "fixed:2", "fixed:4"]
+DEFAULT_CONCURRENCIES = ["1", "4", "16"]
+OWN_SERVER = ["server.port=0", "metrics.port=none"]
+"""Free ports: a server that runs already keeps its own."""
+
+
+def bench(
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="Checkpoint for a server of its own; the bundled demo model if left out.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Running server to measure, as host:port. Its policy is switched, and put back at the end.",
+            callback=checked_address,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Settings of a server of its own, as for serve.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of a server of its own; may be repeated."),
+    ] = None,
+    launcher: Annotated[
+        Literal["ray", "process"] | None,
+        typer.Option(help="How ranks of a server of its own are started.", show_default="process"),
+    ] = None,
+    workload: Annotated[
+        Literal["code", "random"],
+        typer.Option(
+            help="code: held-out text of the demo's corpus. random: random ids; drafts fail most with --temperature 1."
+        ),
+    ] = "code",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help='JSONL instead of a workload: {"prompt": text} or {"token_ids": [...]} a line.'
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="With --address and --workload random: directory of the served model's tokenizer."),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, max=UINT32_MAX, help="Cut prompts to this; length of random ones (32).")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, max=UINT32_MAX, help="Tokens per completion.")] = 48,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Go on past the end of a sequence: equal lengths.")
+    ] = True,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, max=1_000_000, help="Requests per cell.", show_default="twice the concurrency, at least 8"),
+    ] = None,
+    concurrency: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N[,N...]", help="Closed loop: clients at a time; may be repeated.", show_default="1,4,16"
+        ),
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="R[,R...]", help="Open loop: requests per second, Poisson; may be repeated."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="P[,P...]",
+            help="off or fixed:N; may be repeated. Others are compared with the first.",
+            show_default="off,fixed:2,fixed:4",
+        ),
+    ] = None,
+    warmup: Annotated[
+        int,
+        typer.Option(
+            min=0, max=10_000, help="Requests before a cell that do not count; a whole load before its first repeat."
+        ),
+    ] = 2,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Times that each cell is measured, in turns.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, max=2**63, help="Of arrivals, random prompts and sampling.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy; outputs are compared then.")] = 0.0,
+    ttft_limit_ms: Annotated[float | None, typer.Option(min=0, help="Longest time to first token in limits.")] = 1000.0,
+    itl_limit_ms: Annotated[
+        float | None, typer.Option(min=0, help="Largest mean gap between a request's tokens in limits.")
+    ] = 50.0,
+    latency_limit_ms: Annotated[float | None, typer.Option(min=0, help="Longest request in limits.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots; needs outrider[bench].")
+    ] = None,
+) -> None:
+    """Measure speed and speculation by policy and load, on a server of its own or a running one.
+
+    Cells (policy, load) are measured in turns, several times. Ctrl-C keeps the cells that are done. Ends with 1 where a
+    request failed.
+    """
+    if address is not None and (checkpoint or config or assignments or launcher):
+        fail(
+            "a checkpoint, --config, --set and --launcher are for a server of its own; leave out --address",
+            EXIT_USAGE,
+        )
+    if tokenizer is not None and (address is None or workload != "random" or prompts is not None):
+        fail("--tokenizer goes with --address and --workload random; leave it out", EXIT_USAGE)
+    if prompts is not None and workload != "code":
+        fail("--prompts takes the place of --workload; give one of them", EXIT_USAGE)
+    limits = {"--ttft-limit-ms": ttft_limit_ms, "--itl-limit-ms": itl_limit_ms, "--latency-limit-ms": latency_limit_ms}
+    for option, value in {"--temperature": temperature, **limits}.items():
+        if value is not None and not math.isfinite(value):
+            fail(f"{option} {value}: give a number", EXIT_USAGE)
+    with guarded():
+        from runtime.bench.document import Limits
+
+        outputs = Outputs(json=json_file, html=html_file)
+        _check(outputs)
+        loads: list[Load] = [*parse_concurrencies(concurrency or []), *parse_rates(rate or [])]
+        settings = None
+        if address is None:
+            flags = {"checkpoint": checkpoint, "launcher": launcher or "process"}
+            settings = settings_from_flags(config, [*OWN_SERVER, *(assignments or [])], flags)
+        asked = Asked(
+            settings=settings,
+            workload=workload,
+            prompts=prompts,
+            tokenizer=tokenizer,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            ignore_eos=ignore_eos,
+            requests=requests,
+            loads=tuple(loads or parse_concurrencies(DEFAULT_CONCURRENCIES)),
+            policies=tuple(parse_policies(policy or DEFAULT_POLICIES)),
+            warmup=warmup,
+            repeats=repeats,
+            seed=seed,
+            temperature=temperature,
+            limits=Limits(first_token_ms=ttft_limit_ms, token_gap_ms=itl_limit_ms, request_ms=latency_limit_ms),
+        )
+    run(bench_run(asked, outputs, address))
+
+
+def _check(outputs: Outputs) -> None:
+    """Raises SettingsError where what was asked for could not be written after minutes of measuring."""
+    for option, path in (("--json", outputs.json), ("--html", outputs.html)):
+        if path is None:
+            continue
+        if path.is_dir():
+            raise SettingsError(f"{option} {path}: is a directory; name a file in it")
+        if not path.absolute().parent.is_dir():
+            raise SettingsError(f"{option} {path}: no such directory; make it, or name another file")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise SettingsError(f"{option} {path}: cannot be written; name another file")
+    if outputs.html is not None and importlib.util.find_spec("matplotlib") is None:
+        raise SettingsError("--html draws plots with matplotlib, which is not installed: pip install 'outrider[bench]'")

@@ -1,0 +1,199 @@
+"""One run of `outrider bench`: finds or starts the server, measures with a progress bar, writes and shows the report.
+Knows no options and no figures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from runtime.bench.load import Slot
+from runtime.cli.console import ERR, EXIT_INTERRUPTED, EXIT_NO, EXIT_REFUSED, OUT, complain, fail, show
+from runtime.cli.serve import StopSignals, first_of
+from runtime.cli.startup import StartupProgress
+
+if TYPE_CHECKING:
+    from configs.schema import ServeSettings
+    from runtime.bench.asked import Asked
+    from runtime.bench.document import Report
+    from runtime.bench.prepare import Prepared
+    from runtime.bench.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Files to write; None writes none."""
+
+    json: Path | None
+    html: Path | None
+
+
+async def bench_run(asked: Asked, outputs: Outputs, address: str | None) -> None:
+    """Measures until all is done, a signal comes, or the server fails; then what was measured is written and shown.
+
+    address: of a running server, where `asked` has no settings of one.
+    """
+    import grpc.aio
+
+    from runtime.bench.prepare import BenchError
+
+    signals = StopSignals()
+    measuring = _Measuring(asked)
+    error: Exception | None = None
+    interrupted = False
+    try:
+        interrupted = not await first_of(asyncio.create_task(measuring.run(address)), signals.asked)
+    except (grpc.aio.AioRpcError, BenchError) as raised:
+        error = raised
+    report = measuring.report()
+    if report is not None:
+        _write(report, outputs)
+        _show(report)
+    elif interrupted:
+        ERR.print("no cell was measured to its end")
+    if measuring.policy_left:
+        complain(f"the policy of before was not put back: {measuring.policy_left}; set it with outrider policy set")
+    if isinstance(error, BenchError):
+        fail(str(error), EXIT_REFUSED)
+    if error is not None:
+        raise error
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if report is not None and any(group.figures.failures for group in report.groups):
+        raise typer.Exit(EXIT_NO)
+
+
+class _Measuring:
+    """One benchmark. What is done of it can be reported however it ended."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._prepared: Prepared | None = None
+        self._session: Session | None = None
+
+    async def run(self, address: str | None) -> None:
+        """Raises BenchError, WorkloadError, and what starting a server or asking it raises."""
+        from runtime.bench.prepare import prepare, read_workload
+        from runtime.bench.session import Session
+        from runtime.front.client import OutriderClient
+
+        workload = read_workload(self._asked)
+        async with _server(self._asked.settings, address) as at, OutriderClient(at) as client:
+            self._prepared = await prepare(client, self._asked, workload)
+            with _CellProgress(self._asked) as progress:
+                self._session = Session(
+                    client,
+                    self._asked,
+                    self._prepared.prompts,
+                    note_cell=progress.note_cell,
+                    note_request=progress.note_request,
+                )
+                await self._session.run()
+
+    def report(self) -> Report | None:
+        """None where no cell was measured to its end."""
+        from runtime.bench.report import build_report
+
+        if self._session is None or self._prepared is None or not self._session.runs:
+            return None
+        return build_report(
+            self._session.runs,
+            plan=self._prepared.plan,
+            identity=self._prepared.identity,
+            cells_planned=len(self._asked.slots()),
+            started_at=self._session.started_at,
+            duration_s=self._session.duration_s,
+        )
+
+    @property
+    def policy_left(self) -> str:
+        """As in Session."""
+        return self._session.policy_left if self._session is not None else ""
+
+
+@contextlib.asynccontextmanager
+async def _server(settings: ServeSettings | None, address: str | None) -> AsyncIterator[str]:
+    """The given server, or one that lives as long as the measurement."""
+    if settings is None:
+        assert address is not None, "neither settings nor an address"
+        yield address
+        return
+    from runtime.serve import Deployment
+
+    deployment = Deployment(settings)
+    try:
+        with StartupProgress(settings.parallel) as progress:
+            await deployment.start(progress)
+        yield deployment.address
+    finally:
+        await deployment.stop(0)
+
+
+class _CellProgress:
+    """How far the requests of all cells are, on standard error; where it is no terminal, a line per cell."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._num_cells, self._cell = len(asked.slots()), 0
+        self._bar = Progress(
+            TextColumn("{task.description:<34}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=ERR,
+        )
+        self._task = self._bar.add_task("", total=asked.total_requests)
+
+    def __enter__(self) -> _CellProgress:
+        if ERR.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if ERR.is_terminal:
+            self._bar.stop()
+
+    def note_cell(self, slot: Slot) -> None:
+        self._cell += 1
+        text = f"cell {self._cell}/{self._num_cells}: {slot.load}, {slot.policy}"
+        self._bar.update(self._task, description=text)
+        if not ERR.is_terminal:
+            ERR.print(text, soft_wrap=True)
+
+    def note_request(self) -> None:
+        self._bar.advance(self._task)
+
+
+def _write(report: Report, outputs: Outputs) -> None:
+    if outputs.json is not None:
+        outputs.json.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        ERR.print(f"wrote {escape(str(outputs.json))}", soft_wrap=True)
+    if outputs.html is not None:
+        from runtime.bench.page import page
+
+        outputs.html.write_text(page(report), encoding="utf-8")
+        ERR.print(f"wrote {escape(str(outputs.html))}", soft_wrap=True)
+
+
+def _show(report: Report) -> None:
+    from runtime.bench.table import comparison_lines, cost_table, remarks, speed_table
+
+    if not report.complete:
+        OUT.print(f"ended early: {len(report.cells)} of {report.cells_planned} cells were measured")
+    show(speed_table(report))
+    OUT.print()
+    show(cost_table(report))
+    OUT.print()
+    dtype = report.identity.model.dtype
+    for line in [*remarks(report), *(line for one in report.comparisons for line in comparison_lines(one, dtype))]:
+        OUT.print(escape(line), soft_wrap=True)

@@ -1,0 +1,194 @@
+"""The requests that are live: their counts and times, from submit to the last event. Knows no queue, ledger or link.
+
+added ── waits ──▶ started ── prefill ──▶ first round ── decode ──▶ last round, end
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from runtime.histogram import Histogram, HistogramView
+from runtime.request import FinishReason, Request, Usage
+
+SHORT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+"""Buckets of what lasts a step or a few."""
+LONG_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+"""Buckets of what lasts as long as a request."""
+LENGTH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+"""Buckets of tokens."""
+
+
+class RequestState(Enum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStatus:
+    """A live request. dp_rank: None while it waits. age_s: since it was taken in. waited_s: of that, for a slot."""
+
+    request: Request
+    usage: Usage
+    state: RequestState
+    dp_rank: int | None
+    age_s: float
+    waited_s: float
+
+
+class EarlyEnd(Enum):
+    """How a request ends that does not finish."""
+
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+End = FinishReason | EarlyEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStatistics:
+    """Requests since the engine started.
+
+    submitted: taken in. refused: not taken in, by the name of the error. ended: by how; what is missing of `submitted`
+        is live.
+    prompt_tokens: of requests whose prompt has been read.
+    Histograms, in seconds or tokens. The first five are of requests that finished, so that those which clients left do
+    not pass for fast ones; the last two are of all that came so far.
+    latency_s: submit to end. queue_s: submit to slot. prefill_s: slot to first token. decode_s: first token to last.
+    output_tokens: of each.
+    first_token_s: submit to first token.
+    round_gap_s: between passes that emitted for the same request; one observation each, however many tokens it brought.
+    """
+
+    submitted: int
+    refused: Mapping[str, int]
+    ended: Mapping[End, int]
+    prompt_tokens: int
+    latency_s: HistogramView
+    queue_s: HistogramView
+    prefill_s: HistogramView
+    decode_s: HistogramView
+    output_tokens: HistogramView
+    first_token_s: HistogramView
+    round_gap_s: HistogramView
+
+    @property
+    def finished(self) -> int:
+        return sum(count for end, count in self.ended.items() if isinstance(end, FinishReason))
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request between submit and its last event; `usage` is that of its newest event. Times are the engine's clock's,
+    in seconds; None until the moment has come."""
+
+    request: Request
+    usage: Usage
+    submitted_s: float
+    started_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    def status(self, now_s: float, dp_rank: int | None) -> RequestStatus:
+        """dp_rank: where it runs; None while it waits."""
+        if self.started_s is None:
+            state = RequestState.WAITING
+        else:
+            state = RequestState.PREFILLING if self.first_token_s is None else RequestState.DECODING
+        return RequestStatus(
+            request=self.request,
+            usage=self.usage,
+            state=state,
+            dp_rank=dp_rank,
+            age_s=now_s - self.submitted_s,
+            waited_s=(now_s if self.started_s is None else self.started_s) - self.submitted_s,
+        )
+
+
+class LiveRequests:
+    """Owns what is known of live requests, and sums over those that ended.
+
+    clock: seconds; the same as the engine's.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._live: dict[int, LiveRequest] = {}
+        self._submitted = 0
+        self._refused: Counter[str] = Counter()
+        self._ended: Counter[End] = Counter()
+        self._prompt_tokens = 0
+        self._latency_s, self._queue_s, self._prefill_s, self._decode_s = (Histogram(LONG_BOUNDS_S) for _ in range(4))
+        self._first_token_s, self._round_gap_s = Histogram(SHORT_BOUNDS_S), Histogram(SHORT_BOUNDS_S)
+        self._output_tokens = Histogram(LENGTH_BOUNDS)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, uid: int) -> bool:
+        return uid in self._live
+
+    def __iter__(self) -> Iterator[int]:
+        """Uids, in order of arrival."""
+        return iter(self._live)
+
+    def __getitem__(self, uid: int) -> LiveRequest:
+        return self._live[uid]
+
+    def add(self, request: Request) -> None:
+        usage = Usage(prompt=len(request.prompt), seed=request.sampling.seed)
+        self._live[request.uid] = LiveRequest(request, usage, self._clock())
+        self._submitted += 1
+
+    def note_refusal(self, error: Exception) -> None:
+        self._refused[type(error).__name__] += 1
+
+    def note_start(self, uid: int) -> None:
+        """It has a slot."""
+        self._live[uid].started_s = self._clock()
+
+    def note_round(self, uid: int, usage: Usage) -> None:
+        """A pass emitted for it."""
+        live, now_s = self._live[uid], self._clock()
+        if live.last_token_s is None:
+            live.first_token_s = now_s
+            self._first_token_s.observe(now_s - live.submitted_s)
+            self._prompt_tokens += usage.prompt
+        else:
+            self._round_gap_s.observe(now_s - live.last_token_s)
+        live.usage, live.last_token_s = usage, now_s
+
+    def remove(self, uid: int, end: End) -> None:
+        """It has ended. Each request ends once."""
+        live = self._live.pop(uid)
+        self._ended[end] += 1
+        if isinstance(end, EarlyEnd):
+            return
+        # What finishes has had a slot and a first token.
+        assert live.started_s is not None
+        assert live.first_token_s is not None
+        assert live.last_token_s is not None
+        self._latency_s.observe(self._clock() - live.submitted_s)
+        self._queue_s.observe(live.started_s - live.submitted_s)
+        self._prefill_s.observe(live.first_token_s - live.started_s)
+        self._decode_s.observe(live.last_token_s - live.first_token_s)
+        self._output_tokens.observe(live.usage.completion)
+
+    def statistics(self) -> RequestStatistics:
+        return RequestStatistics(
+            submitted=self._submitted,
+            refused=dict(self._refused),
+            ended=dict(self._ended),
+            prompt_tokens=self._prompt_tokens,
+            latency_s=self._latency_s.view(),
+            queue_s=self._queue_s.view(),
+            prefill_s=self._prefill_s.view(),
+            decode_s=self._decode_s.view(),
+            output_tokens=self._output_tokens.view(),
+            first_token_s=self._first_token_s.view(),
+            round_gap_s=self._round_gap_s.view(),
+        )
