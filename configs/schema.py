@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 GAMMA_LIMIT = 8
 """Longest draft any proposer may be asked for."""
@@ -140,6 +140,15 @@ class MetricsSettings(Settings):
     )
     host: str | None = Field(None, description="Address to listen on; unset takes server.host.")
 
+    @field_validator("port", mode="before")
+    @classmethod
+    def _is_a_port(cls, given: object) -> object:
+        """One line for what is neither a number nor a word, where a union would give one for each of its members."""
+        number = int(given) if isinstance(given, str) and given.isascii() and given.isdecimal() else given
+        if given in ("auto", "none") or (type(number) is int and 0 <= number <= 65535):
+            return number
+        raise ValueError("give a port from 0 to 65535, auto or none")
+
 
 class ClusterSettings(Settings):
     """How ranks are started and watched."""
@@ -190,6 +199,14 @@ class ServeSettings(Settings):
     metrics: MetricsSettings = MetricsSettings()
     cluster: ClusterSettings = ClusterSettings()
     state_dir: Path = Field(Path(".outrider"), description="Writable state: logs of ranks, profiles, policy.")
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> ServeSettings:
+        if self.metrics.port == self.server.port != 0 and self.metrics.host in (None, self.server.host):
+            raise ValueError(
+                f"metrics.port is {self.metrics.port}, which server.port is too; give another, auto or none"
+            )
+        return self
 
 
 class GroupSeat(Settings):

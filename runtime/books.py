@@ -44,6 +44,8 @@ class Books:
         # Set while no request is live.
         self.idle = asyncio.Event()
         self.idle.set()
+        # Ends that await the front's verdict; it comes before anything else can.
+        self._finishing: dict[int, FinishReason] = {}
         self._clock = clock
         self._life: Life | None = None
 
@@ -105,20 +107,33 @@ class Books:
         self.counters.add_round(outcome)
         sequence.awaiting_verdict = event.needs_verdict
         if event.finish is not None:
-            self.end(sequence.uid, event.finish.reason)
+            # A stop string may have completed before; then that is the end, and tokens behind it never were.
+            if event.needs_verdict:
+                self._finishing[sequence.uid] = event.finish.reason
+            else:
+                self.end(sequence.uid, event.finish.reason)
         return event
 
     def deliver(self, events: list[Event]) -> None:
         """Hands events to the front and acts on its verdicts."""
         handover = self.outbox.hand_over(events)
-        for uid in handover.stopped:
-            self.end(uid, FinishReason.STOP_STRING)
+        for uid, num_cut in handover.stopped:
+            if uid in self.live:
+                self.live.trim(uid, num_cut)
+                self.counters.trim(num_cut)
+                self.end(uid, FinishReason.STOP_STRING)
         for uid in handover.failed:
             self.end(uid, EarlyEnd.FAILED)
         for uid in handover.decided:
-            if (sequence := self.life.scheduler.sequence(uid)) is not None:
+            if uid in self._finishing:
+                self.end(uid, self._finishing[uid])
+            elif (sequence := self.life.scheduler.sequence(uid)) is not None:
                 sequence.awaiting_verdict = False
-        self.fail(handover.undecided, InternalError("the front gave no verdict"))
+        for uid in handover.undecided:
+            if uid in self._finishing:
+                self.end(uid, self._finishing[uid])  # the front has had its end
+            else:
+                self.fail([uid], InternalError("the front gave no verdict"))
 
     def fail(self, uids: Iterable[int], error: OutriderError, end: EarlyEnd = EarlyEnd.FAILED) -> None:
         """Ends requests; their last events are held, and so not lost whatever fails next."""
@@ -134,6 +149,7 @@ class Books:
             self.queue.remove(uid)
         elif self.life.scheduler.sequence(uid) is not None:
             self.life.scheduler.release(uid)
+        self._finishing.pop(uid, None)
         self.intake.forget(self.live[uid].request.request_id)
         self.live.remove(uid, end)
         if not self.live:

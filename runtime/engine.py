@@ -153,17 +153,21 @@ class Engine:
         self._work.set()
 
     def abort(self, uid: int) -> None:
-        """Ends a request without further events. Its slot and pages are free for the next step. Unknown and ended
-        requests are ignored."""
+        """Ends a request that its client has left, without further events. Its slot and pages are free for the next
+        step. Unknown and ended requests are ignored."""
         self._books.outbox.forget(uid)
         self._books.end(uid, EarlyEnd.ABORTED)
+
+    def abandon(self, uid: int) -> None:
+        """Like `abort`, for a request whose stream the front has failed: it counts as failed, not as aborted."""
+        self._books.outbox.forget(uid)
+        self._books.end(uid, EarlyEnd.FAILED)
 
     def abort_by_id(self, request_ids: Sequence[str]) -> Aborted:
         """Ends requests by their callers' names for them; what they committed is told before their last event, an
         AbortedByOperator. Raises Unavailable before the first start."""
         aborted = self._books.abort_by_id(request_ids)
         self._books.deliver(self._books.outbox.take())
-        self._work.set()
         return aborted
 
     @property
@@ -215,6 +219,8 @@ class Engine:
 
     async def check_integrity(self) -> IntegrityReport:
         """Checks the books and has every rank check itself. Raises Unavailable when the ranks are not there."""
+        if self._readiness.outage:
+            raise Unavailable(f"the ranks are not there ({self._readiness.outage}); try again later")
         try:
             found = await self._books.life.group.link.check_integrity()
         except WorkerError as error:

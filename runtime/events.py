@@ -20,7 +20,7 @@ class TokenEvent:
     """Tokens committed for one request since its last event.
 
     finish: set in the last event of a request.
-    needs_verdict: the engine waits for a Verdict before it schedules the request again.
+    needs_verdict: the engine waits for a Verdict before it ends the request or schedules it again.
     """
 
     uid: int
@@ -43,12 +43,15 @@ class ErrorEvent:
 class Verdict:
     """The front's answer to an event that needed one.
 
-    stop: a stop string ended the request. The front has cut tokens and text; the engine only lets go of the sequence.
+    stop: a stop string ended the request, whatever end the event had. The front has cut tokens and text; the engine
+        only lets go of the sequence.
+    num_cut: with `stop`, tokens of the event behind the match.
     gone: the stream is no more, for another reason; the engine lets go of the sequence too.
     """
 
     uid: int
     stop: bool
+    num_cut: int = 0
     gone: bool = False
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from runtime.front.errors import DuplicateRequest, InvalidRequest, Overloaded, Unavailable
 from runtime.histogram import Histogram, HistogramView
 from runtime.request import FinishReason, Request, Usage
 
@@ -19,6 +20,10 @@ LONG_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 
 """Buckets of what lasts as long as a request."""
 LENGTH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 """Buckets of tokens."""
+
+
+REFUSALS = (InvalidRequest, DuplicateRequest, Overloaded, Unavailable)
+"""Why the engine does not take in a request."""
 
 
 class RequestState(Enum):
@@ -119,7 +124,7 @@ class LiveRequests:
         self._clock = clock
         self._live: dict[int, LiveRequest] = {}
         self._submitted = 0
-        self._refused: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter({error.__name__: 0 for error in REFUSALS})
         self._ended: Counter[End] = Counter()
         self._prompt_tokens = 0
         self._latency_s, self._queue_s, self._prefill_s, self._decode_s = (Histogram(LONG_BOUNDS_S) for _ in range(4))
@@ -161,6 +166,12 @@ class LiveRequests:
         else:
             self._round_gap_s.observe(now_s - live.last_token_s)
         live.usage, live.last_token_s = usage, now_s
+
+    def trim(self, uid: int, num_cut: int) -> None:
+        """Takes back tokens of its last round: a stop string had completed before them."""
+        live = self._live[uid]
+        usage = live.usage
+        live.usage = replace(usage, completion=usage.completion - num_cut, trimmed=usage.trimmed + num_cut)
 
     def remove(self, uid: int, end: End) -> None:
         """It has ended. Each request ends once."""

@@ -21,11 +21,12 @@ Event = TokenEvent | ErrorEvent
 class Handover:
     """What became of the requests of a batch of events, by uid.
 
-    stopped: a stop string ended them. failed: the front has given them up, or failed itself. It knows of both.
-    decided: they go on. undecided: they needed a verdict and got none.
+    stopped: a stop string ended them; with the tokens behind the match. failed: the front has given them up, or failed
+    itself. It knows of both. decided: they end or go on as they would have. undecided: they needed a verdict and got
+    none.
     """
 
-    stopped: tuple[int, ...] = ()
+    stopped: tuple[tuple[int, int], ...] = ()
     failed: tuple[int, ...] = ()
     decided: tuple[int, ...] = ()
     undecided: tuple[int, ...] = ()
@@ -64,7 +65,7 @@ class Outbox:
             self.report(ErrorEvent(uid=event.uid, error=failure) for event in events)
             return Handover(failed=tuple(event.uid for event in events))
         return Handover(
-            stopped=tuple(verdict.uid for verdict in verdicts if verdict.stop),
+            stopped=tuple((verdict.uid, verdict.num_cut) for verdict in verdicts if verdict.stop),
             failed=tuple(verdict.uid for verdict in verdicts if verdict.gone),
             decided=tuple(verdict.uid for verdict in verdicts if not verdict.stop and not verdict.gone),
             undecided=tuple(sorted(waiting - {verdict.uid for verdict in verdicts})),

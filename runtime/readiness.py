@@ -41,10 +41,10 @@ class Readiness:
         return ServerState.RECOVERING if self._outage else ServerState.SERVING
 
     def explain(self) -> str:
-        """What the server does instead of taking requests."""
-        if self._outage and not self._is_stopping:
-            return f"recovering ({self._outage})"
-        return "draining" if self._is_draining and not self._is_stopping else "starting or stopping"
+        """What the server does instead of taking requests, by the same order as `state`."""
+        if not self._is_started:
+            return "starting"
+        return f"recovering ({self._outage})" if self.state is ServerState.RECOVERING else self.state.value
 
     def add_listener(self, listener: Callable[[bool], None]) -> None:
         """`listener` hears every change of `is_serving`; it must not raise."""

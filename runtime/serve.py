@@ -63,10 +63,10 @@ class Deployment:
         suit the model; tokenizer, chat template or sampling defaults, by file) or WorkerError (a rank cannot start or
         load; the text names it).
         """
-        _check_free(self._settings.server.host, self._settings.server.port, "--host", "--port")
+        _check_free("", self._settings.server.host, self._settings.server.port, "--host", "--port")
         metrics_host, metrics_port = metrics_endpoint(self._settings)
         if metrics_port is not None:
-            _check_free(metrics_host, metrics_port, "metrics.host", "metrics.port")
+            _check_free(" for metrics", metrics_host, metrics_port, "metrics.host", "--metrics-port (or none)")
         _check_writable(self._settings.state_dir)
         check_layout(self._path, Mesh.of(self._settings.parallel))
         self._files = files = await self._load_beside_ranks(progress)
@@ -188,7 +188,7 @@ def _check_writable(state_dir: Path) -> None:
         ) from None
 
 
-def _check_free(host: str, port: int, host_key: str, port_key: str) -> None:
+def _check_free(what: str, host: str, port: int, host_key: str, port_key: str) -> None:
     """Raises OSError, which names the settings, for an address that cannot be listened on: better before a checkpoint
     is loaded than after.
 
@@ -198,7 +198,7 @@ def _check_free(host: str, port: int, host_key: str, port_key: str) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
-        raise OSError(f"cannot listen on {host!r}: {why}; give {host_key} an address of this machine") from None
+        raise OSError(f"cannot listen on {host!r}{what}: {why}; give {host_key} an address of this machine") from None
     errors: list[OSError] = []
     for family, kind, protocol, _, address in found:
         try:
@@ -212,5 +212,5 @@ def _check_free(host: str, port: int, host_key: str, port_key: str) -> None:
     if taken or len(errors) == len(found):
         why = os.strerror((taken or errors)[0].errno or 0)
         raise OSError(
-            f"cannot listen on {join_address(host, port)}: {why}; choose another with {host_key} and {port_key}"
+            f"cannot listen on {join_address(host, port)}{what}: {why}; choose another with {host_key} and {port_key}"
         )

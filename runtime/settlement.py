@@ -77,7 +77,7 @@ def _check_lengths(plan: StepPlan, dp_rank: int, batch: BatchPlan, result: Batch
 def settle(request: Request, usage: Usage, outcome: Outcome) -> TokenEvent:
     """The event of a pass that sampled. `usage` is that before the pass; the event carries the one after it.
 
-    A sequence that goes on needs a verdict if it has stop strings.
+    A sequence that has stop strings needs a verdict.
 
     Raises ValueError when counts contradict each other, margins are missing from a request that reports its rounds, or
     tokens follow a stop: the worker has clipped already.
@@ -108,7 +108,7 @@ def settle(request: Request, usage: Usage, outcome: Outcome) -> TokenEvent:
         usage=usage,
         rounds=(_round_of(request, outcome),) if request.report_rounds else (),
         finish=finish,
-        needs_verdict=finish is None and bool(request.stopping.stop_strings),
+        needs_verdict=bool(request.stopping.stop_strings),
     )
 
 

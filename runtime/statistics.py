@@ -167,6 +167,11 @@ class Counters:
             self.admitted_per_position[position] += position < outcome.num_admitted
             self.accepted_per_position[position] += position < outcome.num_accepted
 
+    def trim(self, num_cut: int) -> None:
+        """Takes back tokens of the round counted last: a stop string had completed before them."""
+        self.emitted -= num_cut
+        self.trimmed += num_cut
+
     def add_step(self, result: StepResult, *, execute_s: float, host_s: float) -> None:
         """Counts one step in which any sequence ran."""
         self.steps += 1

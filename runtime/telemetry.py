@@ -236,7 +236,7 @@ METRICS: tuple[Row | HistogramRow, ...] = (
     Row(
         name="outrider_gamma_changes_total",
         kind=Kind.COUNTER,
-        meaning="Changes of the verification policy.",
+        meaning="Times that the verification policy was set, the same one again included.",
         read=lambda s: [({}, s.policy.revision - 1)],
     ),
     _counter("outrider_steps_total", "Steps in which a sequence ran.", lambda s: s.steps),
@@ -302,8 +302,10 @@ class EngineCollector(Collector):
                 yield _family(row, list(row.read(status)), self._model_name)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the names are known without a look at the engine, which may not be started."""
-        return iter(())
+        """The names, for scrapes that ask for some: no look at the engine."""
+        for row in METRICS:
+            kind = HistogramMetricFamily if isinstance(row, HistogramRow) else row.kind.value
+            yield kind(row.name, row.meaning)
 
 
 def _family(row: Row, samples: list[tuple[Mapping[str, object], float]], model_name: str) -> Metric:

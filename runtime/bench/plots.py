@@ -94,7 +94,10 @@ def _speed(groups: Sequence[Group], axis: str, place: Callable[[Group], float]) 
         x, y = [point[0] for point in points], [point[1] for point in points]
         axes.plot(x, y, marker="o", color=colour, label=policy)
         axes.vlines(x, [min(point[2]) for point in points], [max(point[2]) for point in points], color=colour)
-    axes.set(xlabel=axis, ylabel="tokens/s", ylim=(0, None), xticks=sorted({place(group) for group in groups}))
+    ticks = sorted({place(group) for group in groups})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set(xlabel=axis, ylabel="tokens/s", ylim=(0, None))
     axes.legend()
     return Picture(
         title=f"Tokens per second by {axis}",
@@ -123,8 +126,8 @@ def _latencies(groups: Sequence[Group]) -> Picture:
                 label = policy if name == "p50" else None
                 axes.plot(x, [getattr(spread, name) for _, spread in found], marker, color=colour, label=label)
             axes.vlines(x, [spread.p50 for _, spread in found], [spread.p99 for _, spread in found], color=colour)
-        axes.set(title=title, ylabel="ms", ylim=(0, None))
-        axes.set_xticks(range(len(loads)), loads)
+        axes.set(title=title, xlabel="at a time, or per second", ylabel="ms", ylim=(0, None))
+        axes.set_xticks(range(len(loads)), [load.removesuffix(" at a time") for load in loads])
     axes.legend()
     return Picture(title="Latencies", caption="Dot: median. Bar: 90 %. Triangle: 99 %.", svg=_svg(canvas))
 

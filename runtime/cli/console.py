@@ -72,10 +72,16 @@ def show(renderable: RenderableType) -> None:
     (OUT if OUT.is_terminal else _WIDE).print(renderable)
 
 
+def natural_width(renderable: RenderableType) -> int:
+    """Columns that it takes where there is room enough."""
+    return _WIDE.measure(renderable).maximum
+
+
 def write(text: str) -> None:
     """Streams text as it is: no markup, no wrapping."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    if sys.stdout is not None:  # None where it was closed before we came
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -135,6 +141,8 @@ def explain(error: BaseException) -> tuple[str, int] | None:
     if grpc is not None and isinstance(error, grpc.aio.AioRpcError):
         code = error.code()
         text = f"{code.name}: {error.details()}"
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            text += "; the server does not know this call: it is older than this command, or no Outrider"
         unavailable = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
         return text, EXIT_UNAVAILABLE if unavailable else EXIT_REFUSED
     return None

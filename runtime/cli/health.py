@@ -6,28 +6,25 @@ from typing import Annotated
 
 import typer
 
-from runtime.cli.console import DEFAULT_ADDRESS, EXIT_NO, OUT, run
-from runtime.cli.options import Address
+from runtime.cli.console import EXIT_NO, run
+from runtime.cli.options import DEFAULT_TIMEOUT_S, Addresses, Timeout
+from runtime.cli.replicas import answers_of, ask_once, finish, print_failures, print_lines
 
 
 def health(
-    address: Address = DEFAULT_ADDRESS,
+    addresses: Addresses,
     service: Annotated[str, typer.Option(help="Service to ask about; empty asks about the process.")] = "",
-    timeout_s: Annotated[float, typer.Option(min=0, help="Longest wait for the answer.")] = 5.0,
+    timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Ask a server whether it serves; exit code 0 if so."""
-    run(_health(address, service, timeout_s))
+    """Ask servers whether they serve; exit code 0 if so, 1 where one does not."""
+    run(_health(addresses, service, timeout_s))
 
 
-async def _health(address: str, service: str, timeout_s: float) -> None:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
+async def _health(addresses: list[str], service: str, timeout_s: float) -> None:
+    from grpc_health.v1 import health_pb2
 
-    from runtime.front.client import OutriderClient
-
-    async with OutriderClient(address) as client:
-        request = health_pb2.HealthCheckRequest(service=service)
-        stub = health_pb2_grpc.HealthStub(client.channel)  # type: ignore[no-untyped-call]
-        reply = await stub.Check(request, timeout=timeout_s)
-    OUT.print(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
-    if reply.status != health_pb2.HealthCheckResponse.SERVING:
-        raise typer.Exit(EXIT_NO)
+    serving = health_pb2.HealthCheckResponse.SERVING
+    outcomes = await ask_once(addresses, timeout_s, lambda client: client.check_health(service))
+    print_lines(outcomes, health_pb2.HealthCheckResponse.ServingStatus.Name)
+    is_down = any(answer.value != serving for answer in answers_of(outcomes))
+    finish(print_failures(outcomes), EXIT_NO if is_down else 0)

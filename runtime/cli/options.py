@@ -34,7 +34,7 @@ def checked_addresses(given: list[str] | None) -> list[str]:
     addresses, source = given or [], "--address"
     if not addresses:
         text, source = os.environ.get(ADDRESS_VARIABLE, ""), ADDRESS_VARIABLE
-        addresses = [part.strip() for part in text.split(",")] if text.strip() else [DEFAULT_ADDRESS]
+        addresses = [part.strip() for part in text.split(",") if part.strip()] or [DEFAULT_ADDRESS]
     for address in addresses:
         _check_address(address, source)
     return list(dict.fromkeys(addresses))

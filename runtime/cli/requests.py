@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from runtime.cli.console import EXIT_REFUSED, EXIT_USAGE, OUT, complain, fail, run, show, write
+from runtime.cli.console import EXIT_REFUSED, EXIT_USAGE, OUT, complain, fail, natural_width, run, show, write
 from runtime.cli.options import DEFAULT_TIMEOUT_S, Addresses, Json, Timeout, checked_text
 from runtime.cli.phrases import NONE, duration, optional, ratio, request_state
 from runtime.cli.replicas import Answer, answers_of, ask_once, finish, json_of, labelled, print_failures
@@ -17,7 +17,7 @@ from runtime.cli.replicas import Answer, answers_of, ask_once, finish, json_of, 
 if TYPE_CHECKING:
     from outrider.v1 import operator_pb2
 
-MAX_LISTED = 10_000
+MAX_LISTED = 1000
 """As operator.proto says."""
 
 
@@ -47,31 +47,37 @@ async def _requests(addresses: list[str], limit: int | None, as_json: bool, time
             number = f"{total} live" if listed == total else f"{listed} of {total} live"
             OUT.print(labelled(answer.address, number, len(outcomes)), markup=False, soft_wrap=True)
             if listed:
-                show(requests_table(answer.value.requests))
+                show(requests_table(answer.value.requests, OUT.width if OUT.is_terminal else None))
     finish(print_failures(outcomes))
 
 
-def requests_table(listed: Sequence[operator_pb2.RequestStatus]) -> Table:
-    """One row per request."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("request", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for heading in ("dp rank", "priority", "prompt", "output", "per pass", "accepted", "age", "waited"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for one in listed:
-        usage = one.usage
-        table.add_row(
-            escape(one.request_id),
-            request_state(one.state),
-            str(one.dp_rank) if one.HasField("dp_rank") else NONE,
-            str(one.priority),
-            str(usage.prompt_tokens),
-            f"{usage.completion_tokens} / {one.max_tokens}",
-            optional(ratio(usage.completion_tokens, usage.rounds), ".2f"),
-            optional(ratio(usage.accepted, usage.drafted), ".0%"),
-            duration(one.age_s),
-            duration(one.waited_s),
-        )
+_FIGURES: tuple[tuple[str, Callable[[operator_pb2.RequestStatus], str]], ...] = (
+    ("dp rank", lambda one: str(one.dp_rank) if one.HasField("dp_rank") else NONE),
+    ("priority", lambda one: str(one.priority)),
+    ("prompt", lambda one: str(one.usage.prompt_tokens)),
+    ("output", lambda one: f"{one.usage.completion_tokens} / {one.max_tokens}"),
+    ("per pass", lambda one: optional(ratio(one.usage.completion_tokens, one.usage.rounds), ".2f")),
+    ("accepted", lambda one: optional(ratio(one.usage.accepted, one.usage.drafted), ".0%")),
+    ("age", lambda one: duration(one.age_s)),
+    ("waited", lambda one: duration(one.waited_s)),
+)
+_LEFT_OUT_FIRST = ("priority", "dp rank", "waited", "prompt", "accepted", "per pass", "output", "age")
+"""Where the terminal is narrow. Ids stay whole: they are what `abort` takes."""
+
+
+def requests_table(listed: Sequence[operator_pb2.RequestStatus], width: int | None) -> Table:
+    """One row per request, and as many figures as fit into the width; None holds all of them."""
+    for num_left_out in range(len(_LEFT_OUT_FIRST) + 1):
+        figures = [figure for figure in _FIGURES if figure[0] not in _LEFT_OUT_FIRST[:num_left_out]]
+        table = Table(box=None, pad_edge=False)
+        table.add_column("request", no_wrap=True)
+        table.add_column("state", no_wrap=True)
+        for heading, _ in figures:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for one in listed:
+            table.add_row(escape(one.request_id), request_state(one.state), *(say(one) for _, say in figures))
+        if width is None or natural_width(table) <= width:
+            break
     return table
 
 

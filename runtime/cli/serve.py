@@ -13,6 +13,7 @@ from rich.logging import RichHandler
 
 from configs.load import SettingsError, load_settings, parse_assignment, settings_file
 from configs.schema import Dtype, Numerics, ServeSettings
+from runtime.audit import AUDIT
 from runtime.cli.console import ERR, EXIT_USAGE, OUT, fail, run
 from runtime.cli.startup import StartupProgress, accounting_table, model_line, summary_panel
 
@@ -99,6 +100,7 @@ def serve(
     logging.basicConfig(
         level=log_level.upper(), format="%(name)s: %(message)s", handlers=[RichHandler(console=ERR, show_path=False)]
     )
+    AUDIT.setLevel(logging.INFO)
     run(_serve(settings_from_flags(config, assignments or [], flags)))
 
 

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from runtime.cli.console import EXIT_UNAVAILABLE, EXIT_USAGE, OUT, fail, run, show
+from runtime.cli.console import EXIT_UNAVAILABLE, EXIT_USAGE, OUT, fail, natural_width, run, show
 from runtime.cli.options import Addresses, Timeout, checked_seconds
 from runtime.cli.phrases import NONE, by_position, optional, policy_name, server_state, use
 from runtime.cli.rates import Rates, StepTimes, rates_between
@@ -134,13 +134,16 @@ def picture(readings: Sequence[Reading]) -> Group:
 
 def table_of(readings: Sequence[Reading]) -> Table:
     """A column per server, a row per figure."""
+    columns = [dict(figures_of(reading)) for reading in readings]
+    names = _row_names(columns)
     table = Table(box=None, pad_edge=False)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for reading in readings:
         table.add_column(escape(reading.outcome.address), justify="right", no_wrap=True)
-    columns = [dict(figures_of(reading)) for reading in readings]
-    for name in _row_names(columns):
+    for name in names:
         table.add_row(escape(name), *(escape(column.get(name, NONE)) for column in columns))
+    # As wide as it is: a narrow terminal loses what is at the right, not the names of the rows.
+    table.width = natural_width(table)
     return table
 
 

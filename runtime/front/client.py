@@ -125,6 +125,12 @@ class OutriderClient:
         reply: operator_pb2.CheckIntegrityResponse = await self._operator.CheckIntegrity(request)
         return reply
 
+    async def check_health(self, service: str) -> int:
+        """A `HealthCheckResponse.ServingStatus` of a service; "" asks about the process."""
+        reply = await self._health.Check(health_pb2.HealthCheckRequest(service=service))
+        status: int = reply.status
+        return status
+
     async def wait_ready(self, service: str, timeout_s: float) -> None:
         """Returns when a service reports SERVING. Raises AioRpcError, DEADLINE_EXCEEDED, when it does not in time."""
         request = health_pb2.HealthCheckRequest(service=service)

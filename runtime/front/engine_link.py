@@ -41,7 +41,11 @@ class EngineLink(Protocol):
         ...
 
     def abort(self, uid: int) -> None:
-        """Ends a request without further events. Does nothing for a uid that is not live."""
+        """Ends a request that its client has left, without further events. Does nothing for a uid that is not live."""
+        ...
+
+    def abandon(self, uid: int) -> None:
+        """Like `abort`, for a request whose stream the front has failed: it counts as failed."""
         ...
 
     def add_state_listener(self, listener: Callable[[bool], None]) -> None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from configs.schema import ServerSettings
 from runtime.events import ErrorEvent, TokenEvent, Verdict
 from runtime.front.errors import InternalError, OutriderError, SlowReader
-from runtime.request import Finish, Round, Usage
+from runtime.request import Finish, FinishReason, Round, Usage
 from runtime.stream.text_stream import Delta, TextStream
 
 log = logging.getLogger(__name__)
@@ -53,12 +53,8 @@ class OutputStream:
         """The end or an error has come; nothing more is taken in, though some may be unread."""
         return self._finish is not None or self._error is not None
 
-    @property
-    def has_failed(self) -> bool:
-        return self._error is not None
-
-    def add(self, event: TokenEvent) -> None:
-        """Raises SlowReader when more is unread than may be."""
+    def add(self, event: TokenEvent) -> Verdict:
+        """What the engine is to make of the event. Raises SlowReader when more is unread than may be."""
         delta = self._text.take(event)
         was_unread = bool(self._token_ids)
         self._pieces.append(delta.text)
@@ -74,6 +70,8 @@ class OutputStream:
                 f"{len(self._token_ids)} tokens are unread and {self._max_unread} may be; "
                 "read faster, or ask for the whole with stream=false"
             )
+        stop = delta.finish is not None and delta.finish.reason is FinishReason.STOP_STRING
+        return Verdict(uid=event.uid, stop=stop, num_cut=len(event.tokens) - len(delta.token_ids))
 
     def fail(self, error: OutriderError) -> None:
         """Ends the stream with an error after what is unread. Does nothing to a stream that is over."""
@@ -144,7 +142,7 @@ class StreamHub:
     ) -> Iterator[OutputStream]:
         """The stream of a request, taken up before the request is submitted and dropped on leaving.
 
-        abort: called with the uid when the stream fails here and the engine should let go of the request.
+        abort: called with the uid when the stream fails here and the engine is to let go of the request.
         whole: see OutputStream.
         """
         stream = OutputStream(text, pace=self._pace, max_unread=self._max_unread, whole=whole)
@@ -166,10 +164,11 @@ class StreamHub:
                 if stream is not None:
                     stream.fail(_visible(event))
                 continue
+            verdict = None
             if stream is not None and abort is not None and not stream.is_over:
-                self._add(stream, event, abort)
+                verdict = self._add(stream, event, abort)
             if event.needs_verdict:
-                verdicts.append(_verdict(event.uid, stream))
+                verdicts.append(verdict or Verdict(uid=event.uid, stop=False, gone=True))
         return verdicts
 
     def fail_all(self, error: OutriderError) -> None:
@@ -179,10 +178,10 @@ class StreamHub:
                 stream.fail(error)
                 abort(uid)
 
-    def _add(self, stream: OutputStream, event: TokenEvent, abort: Callable[[int], None]) -> None:
+    def _add(self, stream: OutputStream, event: TokenEvent, abort: Callable[[int], None]) -> Verdict | None:
+        """None where the stream fails on it."""
         try:
-            stream.add(event)
-            return
+            return stream.add(event)
         except SlowReader as error:
             stream.fail(error)
         except Exception:  # one bad stream must not take the others' step down with it
@@ -190,12 +189,7 @@ class StreamHub:
             stream.fail(InternalError("the output could not be turned into text; the server's log says why"))
         # Not from inside the engine's own call.
         asyncio.get_running_loop().call_soon(abort, event.uid)
-
-
-def _verdict(uid: int, stream: OutputStream | None) -> Verdict:
-    if stream is None or stream.has_failed:
-        return Verdict(uid=uid, stop=False, gone=True)
-    return Verdict(uid=uid, stop=stream.is_over)
+        return None
 
 
 def _visible(event: ErrorEvent) -> OutriderError:

@@ -95,7 +95,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         request = await self._request(message, request_id)
         text = TextStream(self._tokenizer.detokenizer(), request.stopping.stop_strings)
         whole = message.HasField("stream") and not message.stream
-        with self._hub.stream(request.uid, text, abort=self._engine.abort, whole=whole) as stream:
+        with self._hub.stream(request.uid, text, abort=self._engine.abandon, whole=whole) as stream:
             self._engine.submit(request)
             try:
                 await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))

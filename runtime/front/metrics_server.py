@@ -1,19 +1,28 @@
-"""Serves the metrics over HTTP, from a thread of its own: a slow scraper delays no step. Knows no metric."""
+"""Serves the metrics over HTTP, from threads of its own: a slow scraper delays no step. Knows no metric."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, make_wsgi_app
 
 from configs.schema import ServeSettings
 from runtime.front.errors import Unavailable
 from runtime.status import EngineStatus
 from runtime.telemetry import EngineCollector
 from workers.address import join_address
+
+log = logging.getLogger(__name__)
+
+PATH = "/metrics"
 
 LOOK_TIMEOUT_S = 5.0
 """How long a scrape waits for the engine's loop; one that stands still longer gives the scrape an error."""
@@ -28,6 +37,70 @@ def metrics_endpoint(settings: ServeSettings) -> tuple[str, int | None]:
     return host, None if port == "none" else port
 
 
+SILENCE_S = 10.0
+"""How long a connection may say nothing, or take nothing, before it is closed."""
+
+MAX_CONNECTIONS = 16
+"""Answered at a time; more wait to be accepted."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SILENCE_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug(format, *args)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread per connection, but no more than MAX_CONNECTIONS of them."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, app: WSGIApplication) -> None:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self.address_family = family
+        self._free = threading.Semaphore(MAX_CONNECTIONS)
+        self._is_closing = threading.Event()
+        super().__init__((str(address[0]), port), _Handler)
+        self.set_app(app)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        while not self._free.acquire(timeout=0.1):
+            if self._is_closing.is_set():
+                self.shutdown_request(request)
+                return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a connection from %s failed", client_address, exc_info=True)
+
+    def serve(self) -> None:
+        self.serve_forever(poll_interval=0.1)
+
+    def close(self) -> None:
+        """Ends `serve` and the socket, from another thread."""
+        self._is_closing.set()
+        self.shutdown()
+        self.server_close()
+
+
+def _only_metrics(app: WSGIApplication) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == PATH:
+            return app(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [f"metrics are at {PATH}\n".encode()]
+
+    return answer
+
+
 class MetricsServer:
     """GET /metrics, in the Prometheus text format.
 
@@ -39,7 +112,7 @@ class MetricsServer:
         self._host, self._port = metrics_endpoint(settings)
         self._model_name = settings.model.served_name
         self._look = look
-        self._server: Any = None
+        self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -67,19 +140,21 @@ class MetricsServer:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         try:
-            self._server, self._thread = start_http_server(self._port, self._host, registry)
+            self._server = _Server(self._host, self._port, _only_metrics(make_wsgi_app(registry)))
         except OSError as error:
             raise OSError(
                 f"metrics cannot listen on {join_address(self._host, self._port)}: {error.strerror or error}; set "
                 "metrics.port to another, or to none"
             ) from None
+        self._thread = threading.Thread(target=self._server.serve, name="metrics", daemon=True)
+        self._thread.start()
 
     async def stop(self) -> None:
-        """Idempotent. Returns when the thread has ended; a scrape in progress may still be answered."""
-        server, thread, self._server, self._thread = self._server, self._thread, None, None
+        """Idempotent. A scrape in progress may still be answered."""
+        server, thread = self._server, self._thread
         if server is None or thread is None:
             return
-        # The scrape in progress waits for this loop: it must not be waited for on it.
-        await asyncio.to_thread(server.shutdown)
+        # A scrape in progress waits for this loop: it must not be waited for on it.
+        await asyncio.to_thread(server.close)
         await asyncio.to_thread(thread.join)
-        server.server_close()
+        self._server = self._thread = None

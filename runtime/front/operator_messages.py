@@ -19,8 +19,8 @@ from runtime.verification.policy import Fixed, Off, Policy, PolicyState
 from workers.plan import WorkerDescription
 
 DEFAULT_LISTED = 1000
-MAX_LISTED = 10_000
-"""As many requests, each as large as it may be, fit a message that a stock client reads."""
+MAX_LISTED = 1000
+"""As many are listed in some 10 ms, for which the engine's loop stands still."""
 
 MAX_ABORTED = 1000
 

@@ -5,16 +5,14 @@ Whatever an operator changes is logged with the peer that asked for it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from outrider.v1 import operator_pb2, operator_pb2_grpc
+from runtime.audit import AUDIT
 from runtime.front import operator_messages
 from runtime.front.convert import model_message, refuse_unknown_fields
 from runtime.front.engine_link import EngineLink
 from runtime.front.status import Context, answering
-
-log = logging.getLogger(__name__)
 
 MAX_LOGGED_IDS = 20
 
@@ -46,7 +44,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             policy = operator_messages.policy_of(message.policy)
             expected = message.expected_revision if message.HasField("expected_revision") else None
             state = await self._engine.set_policy(policy, expected)
-            log.info(
+            AUDIT.info(
                 "%s set policy %s: revision %d from step %d",
                 context.peer(),
                 state.policy,
@@ -85,7 +83,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             status = self._engine.status()
             reply.state = operator_messages.state_message(status.state)
             reply.running, reply.waiting = status.statistics.running, status.statistics.waiting
-            log.info(
+            AUDIT.info(
                 "%s drains: new requests are refused, %d running and %d waiting ones go on",
                 context.peer(),
                 reply.running,
@@ -99,7 +97,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             refuse_unknown_fields(message)
             self._engine.resume()
             state = self._engine.status().state
-            log.info("%s ended the drain: the server is %s", context.peer(), state.value)
+            AUDIT.info("%s ended the drain: the server is %s", context.peer(), state.value)
             reply.state = operator_messages.state_message(state)
         return reply
 
@@ -108,13 +106,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         async with answering(context):
             refuse_unknown_fields(message)
             found = self._engine.abort_by_id(operator_messages.request_ids_of(message))
-            log.info(
-                "%s aborted %d requests (%s); %d ids are not live",
-                context.peer(),
-                len(found.aborted),
-                _some_of(found.aborted),
-                len(found.unknown),
-            )
+            if found.aborted:
+                AUDIT.info("%s aborted %d requests: %s", context.peer(), len(found.aborted), _some_of(found.aborted))
             reply.aborted.extend(found.aborted)
             reply.unknown.extend(found.unknown)
         return reply
@@ -127,7 +120,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             refuse_unknown_fields(message)
             report = await self._engine.check_integrity()
             for violation in report.violations:
-                log.error("%s had the state checked: %s", context.peer(), violation)
+                AUDIT.error("%s had the state checked: %s", context.peer(), violation)
             reply.violations.extend(report.violations)
             reply.ranks_checked = report.ranks_checked
         return reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,13 +10,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from fakes.commands import closed_port, outrider_in_loop, silent_port
 from fakes.front import in_loop, request_for, serving, status_of
+from rich.console import Console
 from typer.testing import CliRunner
 
+from outrider.v1 import operator_pb2, types_pb2
 from parallel.mesh import Mesh
 from runtime.cli import console
 from runtime.cli.main import app
 from runtime.cli.options import ADDRESS_VARIABLE, checked_addresses
 from runtime.cli.replicas import Answer, Failure, Replicas, gravest
+from runtime.cli.requests import requests_table
 
 COMMANDS = [
     *[("policy", "get"), ("policy", "set", "off"), ("policy", "off"), ("status",), ("status", "--json")],
@@ -118,6 +122,11 @@ async def test_servers_come_from_the_environment_where_none_is_given(outrider, m
     assert chosen.stdout.startswith("fixed, gamma 4 ("), "an option wins over the environment"
 
 
+def test_empty_places_in_the_environment_are_nobody(monkeypatch):
+    monkeypatch.setenv(ADDRESS_VARIABLE, " 127.0.0.1:2, ,127.0.0.1:1,")
+    assert checked_addresses(None) == ["127.0.0.1:2", "127.0.0.1:1"]
+
+
 def test_without_a_word_the_default_address_is_asked(monkeypatch):
     monkeypatch.setenv(ADDRESS_VARIABLE, "  ")
     assert checked_addresses(None) == [console.DEFAULT_ADDRESS]
@@ -125,7 +134,7 @@ def test_without_a_word_the_default_address_is_asked(monkeypatch):
     assert checked_addresses([]) == [console.DEFAULT_ADDRESS]
 
 
-@pytest.mark.parametrize("text", ["localhost", "127.0.0.1:1,", "127.0.0.1:1;127.0.0.1:2"])
+@pytest.mark.parametrize("text", ["localhost", "127.0.0.1:1,x", "127.0.0.1:1;127.0.0.1:2"])
 def test_a_bad_address_in_the_environment_is_called_by_the_variables_name(monkeypatch, text):
     monkeypatch.setenv(ADDRESS_VARIABLE, text)
     result = CliRunner().invoke(app, ["status"])
@@ -151,7 +160,7 @@ def test_one_bad_address_among_several_is_refused_before_anyone_is_asked(dead, c
         ("policy", "get", "--timeout-s", "nan"),
         ("status", "--timeout-s", "inf"),
         ("requests", "--limit", "0"),
-        ("requests", "--limit", "10001"),
+        ("requests", "--limit", "1001"),
         ("abort",),
         ("abort", ""),
         ("abort", "caf\udce9"),
@@ -283,6 +292,38 @@ async def test_requests_are_listed_with_their_counts(outrider):
     assert entry["answer"]["total"] == 2
     assert [one["request_id"] for one in entry["answer"]["requests"]] == ["a[b]", "late"]
     assert "dp_rank" not in entry["answer"]["requests"][1]
+
+
+@pytest.mark.parametrize(
+    ("width", "headings"),
+    [
+        (None, "request state dp rank priority prompt output per pass accepted age waited"),
+        (120, "request state dp rank priority prompt output per pass accepted age waited"),
+        (80, "request state output per pass accepted age"),
+        (50, "request state age"),
+        (20, "request state"),
+    ],
+)
+def test_a_narrow_terminal_costs_figures_and_never_an_id(width, headings):
+    request_id = "71be14f705d44d2a994ef53a8df439af"
+    usage = types_pb2.Usage(prompt_tokens=4, completion_tokens=139, rounds=50, drafted=200, accepted=90)
+    one = operator_pb2.RequestStatus(
+        request_id=request_id,
+        state="REQUEST_STATE_DECODING",
+        dp_rank=0,
+        max_tokens=400,
+        usage=usage,
+        age_s=3.3,
+        waited_s=1.2,
+    )
+    table = requests_table([one, one], width)
+    assert " ".join(str(column.header) for column in table.columns) == headings
+    printed = io.StringIO()
+    Console(file=printed, width=max(width or 0, 43)).print(table)
+    assert width is None or printed.getvalue().count(request_id) == 2
+    if width == 120:
+        row = "71be14f705d44d2a994ef53a8df439af decoding 0 0 4 139 / 400 2.78 45% 3.3 s 1.2 s"
+        assert " ".join(printed.getvalue().splitlines()[1].split()) == row
 
 
 @in_loop

@@ -175,6 +175,15 @@ def test_the_table_has_a_column_per_server_also_for_those_that_are_gone():
     assert len(lines) == 19
 
 
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_names_of_rows_are_whole_at_any_width(width):
+    reading = Reading(outcome=Answer(address="127.0.0.1:50051", value=status(7.0, AFTER)), rates=None)
+    table = table_of([reading, reading, reading])
+    printed = io.StringIO()
+    Console(file=printed, width=width).print(table)
+    assert "acceptance by position" in printed.getvalue()
+
+
 def test_the_picture_says_why_a_server_is_missing():
     text = text_of(picture([Reading(outcome=GONE, rates=None)]))
     assert "b:2: UNAVAILABLE: gone [b]" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,13 +18,21 @@ Outrider = Callable[..., Awaitable[Result]]
 
 
 def outrider_in_loop(monkeypatch: pytest.MonkeyPatch) -> Outrider:
-    """The command, in a thread that hands its coroutine to the running loop: gRPC serves one loop per process well."""
+    """The command, in a thread that hands its coroutine to the running loop: gRPC serves one loop per process well.
+
+    One command at a time: each runs with standard output and error of its own in the place of the process's.
+    """
+    turn = threading.Lock()
 
     async def call(*arguments: str) -> Result:
+        assert turn.acquire(blocking=False), "two commands at a time write into each other's output"
         loop = asyncio.get_running_loop()
-        with monkeypatch.context() as patch:
-            patch.setattr(asyncio, "run", lambda work: asyncio.run_coroutine_threadsafe(work, loop).result())
-            return await asyncio.to_thread(CliRunner().invoke, app, arguments)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(asyncio, "run", lambda work: asyncio.run_coroutine_threadsafe(work, loop).result())
+                return await asyncio.to_thread(CliRunner().invoke, app, arguments)
+        finally:
+            turn.release()
 
     return call
 

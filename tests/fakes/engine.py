@@ -130,6 +130,10 @@ class FakeEngine:
         self.aborted.append(uid)
         self._end(uid, EarlyEnd.ABORTED)
 
+    def abandon(self, uid: int) -> None:
+        self.aborted.append(uid)
+        self._end(uid, EarlyEnd.FAILED)
+
     def abort_by_id(self, request_ids: Sequence[str]) -> Aborted:
         uids = {self.live[uid].request.request_id: uid for uid in self.live}
         wanted = tuple(dict.fromkeys(request_ids))
@@ -213,12 +217,13 @@ class FakeEngine:
         self._admit()
         self.step_id += 1
         events: list[TokenEvent | ErrorEvent] = []
+        finishing: dict[int, FinishReason] = {}
         for uid in list(self._homes):
             event = self._emit(self.live[uid])
             self.live.note_round(uid, event.usage)
             events.append(event)
             if event.finish is not None:
-                self._end(uid, event.finish.reason)
+                finishing[uid] = event.finish.reason
         timings = tuple(StepTimings(total_s=0.25, target_s=0.125) for _ in range(self.mesh.size))
         result = StepResult(step_id=self.step_id - 1, epoch=self._epoch, batches=(), timings=timings)
         self._counters.add_step(result, execute_s=0.5, host_s=0.125)
@@ -226,8 +231,13 @@ class FakeEngine:
         verdicts = self._sink.deliver(events)
         assert {verdict.uid for verdict in verdicts} == awaited, "each event that needs a verdict gets one"
         for verdict in verdicts:
+            if verdict.stop:
+                self.live.trim(verdict.uid, verdict.num_cut)
+                self._counters.trim(verdict.num_cut)
             if verdict.stop or verdict.gone:
                 self._end(verdict.uid, FinishReason.STOP_STRING if verdict.stop else EarlyEnd.FAILED)
+        for uid, reason in finishing.items():
+            self._end(uid, reason)
 
     async def run(self) -> None:
         """Steps for ever, whenever something is live and the ranks are there."""

@@ -11,7 +11,8 @@ from runtime.request import Finish, Usage
 
 
 class RecordingSink:
-    """Keeps what each request got. `stop_after`: tokens after which a verdict stops a request, by uid.
+    """Keeps what each request got. `stop_after`: tokens after which a verdict stops a request, by
+    uid; those of the same event beyond them are cut off.
 
     on_deliver: called with each batch first; may raise.
     violations: what no engine may do. Listed and not raised, for an engine outlives whatever its sink raises.
@@ -42,13 +43,12 @@ class RecordingSink:
                 continue
             self.tokens[event.uid] += event.tokens
             self.usage[event.uid] = event.usage
-            if event.finish is not None:
-                self.ends[event.uid].append(event.finish)
+            num_over = len(self.tokens[event.uid]) - self.stop_after.get(event.uid, 1 << 30)
+            stop = event.needs_verdict and self.gives_verdicts and num_over >= 0
+            if stop or event.finish is not None:
+                self.ends[event.uid].append("stop string" if stop else event.finish)
             if event.needs_verdict and self.gives_verdicts:
-                stop = len(self.tokens[event.uid]) >= self.stop_after.get(event.uid, 1 << 30)
-                if stop:
-                    self.ends[event.uid].append("stop string")
-                verdicts.append(Verdict(uid=event.uid, stop=stop))
+                verdicts.append(Verdict(uid=event.uid, stop=stop, num_cut=max(0, num_over) if stop else 0))
         self._arrival.set()
         return verdicts
 

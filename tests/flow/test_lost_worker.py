@@ -17,6 +17,8 @@ import pytest
 from fakes.supervised import is_gone
 from flow.house import House, by_day, open_house, request
 
+from outrider.v1 import operator_pb2
+
 STEP_TIMEOUT_S = 3.0
 BOUND_S = 10.0
 """From the fault to the status of every stream."""
@@ -90,6 +92,37 @@ def test_an_idle_rank_that_dies_is_replaced(faulty_house: House) -> None:
     house.run(house.client.wait_ready("outrider.v1.InferenceService", 60))
     assert len(house.run(house.generate(request("x", 5, ignore_eos=True))).ids) == 5
     assert all(map(is_gone, before))
+
+
+def test_an_operator_is_answered_while_ranks_are_lost(faulty_house: House) -> None:
+    """From the fault until they are back: each question, whatever it asks, and none waits for them."""
+    house = faulty_house
+    client = house.client
+    assert client is not None
+
+    async def ask_all() -> tuple[list[str], list[int]]:
+        answers, states = [], []
+        lost = asyncio.create_task(_not_serving(house))
+        os.kill(house.deployment.supervisor.launched[-1].pid, signal.SIGKILL)
+        while not (lost.done() and house.deployment.engine.is_serving):
+            async with asyncio.timeout(BOUND_S / 2):
+                states.append((await client.get_status()).state)
+                await client.list_requests()
+                try:
+                    assert (await client.check_integrity()).violations == []
+                    answers.append("OK")
+                except grpc.aio.AioRpcError as error:
+                    answers.append(error.code().name)
+            await asyncio.sleep(0.02)
+        return answers, states
+
+    answers, states = house.run(ask_all())
+    assert set(answers) <= {"OK", "UNAVAILABLE"}
+    assert "UNAVAILABLE" in answers
+    assert operator_pb2.SERVER_STATE_RECOVERING in states
+    assert set(states) <= {operator_pb2.SERVER_STATE_RECOVERING, operator_pb2.SERVER_STATE_SERVING}
+    assert house.run(client.check_integrity()).ranks_checked == len(house.deployment.ranks)
+    house.check_baseline()
 
 
 async def _not_serving(house: House) -> None:

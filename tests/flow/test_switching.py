@@ -14,7 +14,7 @@ import pytest
 from flow.house import SEED, House, Reply, by_day, heldout, open_house, request
 from oracles.metric_laws import Scrape, check_laws, check_rise, parse
 
-from outrider.v1 import inference_pb2, operator_pb2
+from outrider.v1 import inference_pb2, operator_pb2, types_pb2
 from runtime.bench.comparison import PolicyRun, first_difference
 from runtime.bench.completion import Completion, rounds_of
 
@@ -26,9 +26,15 @@ LAYOUTS = {"tp2": {"parallel__tp": 2}, "dp2_ep2": {"parallel__dp": 2, "parallel_
 
 
 def requests(count: int, *, report_rounds: bool = False) -> list[inference_pb2.GenerateRequest]:
-    """Greedy and seeded ones in turn."""
+    """Greedy and seeded ones in turn; every third ends where a line does, in the middle of a run or not."""
     found = [
-        request(prompt, TOKENS, ignore_eos=True, **({"temperature": 1.0, "seed": SEED + i} if i % 2 else {}))
+        request(
+            prompt,
+            TOKENS,
+            ignore_eos=True,
+            **({"temperature": 1.0, "seed": SEED + i} if i % 2 else {}),
+            **({"stop": ["\n"]} if i % 3 == 2 else {}),
+        )
         for i, prompt in enumerate(heldout(count, SEED % 200))
     ]
     for each in found:
@@ -38,21 +44,24 @@ def requests(count: int, *, report_rounds: bool = False) -> list[inference_pb2.G
 
 @dataclass(slots=True)
 class Seen:
-    """What a time of switching brought. replies: by request, each as often as it came round."""
+    """What a time of switching brought. replies: by request, as often as it came round. before, after: counters."""
 
     replies: list[list[Reply]]
+    before: operator_pb2.Counters
+    after: operator_pb2.Counters
     states: list[operator_pb2.VerificationPolicyState] = field(default_factory=list)
     scrapes: list[Scrape] = field(default_factory=list)
 
 
 def switch_for(house: House, asked: list[inference_pb2.GenerateRequest], seconds: float) -> Seen:
     """16 streams without a pause, and beside them the operator: switches, looks, lists, checks, scrapes."""
-    seen = Seen([[] for _ in asked])
+    client = house.client
+    assert client is not None
+    counters = house.run(client.get_status()).counters
+    seen = Seen([[] for _ in asked], counters, counters)
     ends_s = time.monotonic() + seconds
     turns = itertools.cycle(range(len(asked)))
     chance = random.Random(SEED)
-    client = house.client
-    assert client is not None
 
     async def stream() -> None:
         while time.monotonic() < ends_s:
@@ -83,6 +92,7 @@ def switch_for(house: House, asked: list[inference_pb2.GenerateRequest], seconds
                 group.create_task(work)
 
     house.run(all_of_it(), timeout_s=seconds + 120)
+    seen.after = house.run(client.get_status()).counters
     return seen
 
 
@@ -103,6 +113,15 @@ def check(house: House, seen: Seen, seconds: float) -> None:
     usages = [reply.usage for replies in seen.replies for reply in replies]
     assert all(usage.completion_tokens == usage.accepted + usage.rounds - usage.trimmed for usage in usages)
     assert 0 < sum(usage.accepted for usage in usages) < sum(usage.drafted for usage in usages)
+    # What the server counted is what its clients were told, stop strings or not.
+    for name, of_usage in {"emitted": "completion_tokens", "trimmed": "trimmed", "rounds": "rounds"}.items():
+        total = getattr(seen.after, name) - getattr(seen.before, name)
+        assert total == sum(getattr(usage, of_usage) for usage in usages), name
+    for name in ("drafted", "admitted", "accepted"):
+        after, before = (sum(getattr(counters, f"{name}_by_position")) for counters in (seen.after, seen.before))
+        assert after - before == sum(getattr(usage, name) for usage in usages), name
+    assert seen.after.finished - seen.before.finished == len(usages)
+    assert any(reply.reason == types_pb2.FINISH_REASON_STOP_STRING for replies in seen.replies for reply in replies)
     for scrape in seen.scrapes:
         check_laws(scrape)
     for before, after in itertools.pairwise(seen.scrapes):

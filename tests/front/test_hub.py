@@ -133,11 +133,22 @@ async def test_a_stop_string_is_answered_in_the_same_call() -> None:
     hub = StreamHub(SETTINGS)
     ids = tuple(await TOKENIZER.encode("go END on"))
     with hub.stream(1, text("END"), abort=pytest.fail) as stream:
-        assert hub.deliver([event(1, ids, needs_verdict=True)]) == [Verdict(uid=1, stop=True)]
+        [verdict] = hub.deliver([event(1, ids, needs_verdict=True)])
         delta = await stream.take()
+        assert verdict == Verdict(uid=1, stop=True, num_cut=len(ids) - len(delta.token_ids))
+        assert verdict.num_cut > 0
         assert delta.text == "go "
         assert delta.finish == Finish(reason=FinishReason.STOP_STRING, stop_string="END")
         assert hub.deliver([event(1, (65,))]) == [], "late events are dropped"
+
+
+@in_loop
+async def test_an_end_without_a_match_is_no_stop() -> None:
+    hub = StreamHub(SETTINGS)
+    with hub.stream(1, text("END"), abort=pytest.fail) as stream:
+        last = event(1, (65, 66), finish=LENGTH, needs_verdict=True)
+        assert hub.deliver([last]) == [Verdict(uid=1, stop=False)]
+        assert (await stream.take()).finish == LENGTH
 
 
 @in_loop

@@ -200,13 +200,22 @@ async def test_a_sequence_with_stop_strings_waits_for_its_verdict_and_others_do_
 
 
 @asynchronous
-async def test_the_last_event_of_a_sequence_with_stop_strings_needs_no_verdict() -> None:
+async def test_a_stop_string_goes_before_the_end_that_its_event_had_and_cuts_its_tokens() -> None:
+    """The match may complete in the very event that ends the request, at its last token or before."""
     async with house() as h:
-        h.engine.submit(request(1, max_tokens=6, stop_strings=("x",)))
-        await h.sink.wait_for_end(1)
-        *earlier, last = (event.needs_verdict for event in h.sink.token_events)
-        assert all(earlier)
-        assert not last
+        for uid, stop_after in ((1, 12), (2, 11), (3, 99)):
+            h.sink.stop_after[uid] = stop_after
+            h.engine.submit(request(uid, max_tokens=12, stop_strings=("x",)))
+        await h.sink.wait_for_end(1, 2, 3)
+        assert all(event.needs_verdict for event in h.sink.token_events)
+        assert [h.sink.end_of(uid) for uid in (1, 2, 3)] == ["stop string", "stop string", LENGTH]
+        statistics = h.engine.statistics()
+        num_cut = len(h.sink.tokens[2]) - 11
+        assert statistics.requests.ended == {FinishReason.STOP_STRING: 2, FinishReason.LENGTH: 1}
+        assert statistics.emitted == sum(map(len, h.sink.tokens.values())) - num_cut == 35
+        assert statistics.trimmed == sum(usage.trimmed for usage in h.sink.usage.values()) + num_cut
+        assert statistics.requests.output_tokens.total == statistics.emitted
+        assert statistics.check_integrity() == []
 
 
 @asynchronous

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
-import urllib.error
-import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes.a_moment import a_moment
 from fakes.engine_house import SETTINGS, House, asynchronous, house, settle_down
 from fakes.requests import request
 from oracles.metric_laws import Scrape, check_laws, check_rise, parse
 from prometheus_client import CollectorRegistry, generate_latest
 
-from configs.load import load_settings
 from runtime.front.errors import Overloaded, Unavailable
-from runtime.front.metrics_server import MetricsServer, metrics_endpoint
 from runtime.histogram import Histogram
 from runtime.status import EngineStatus
 from runtime.telemetry import METRICS, EngineCollector, HistogramRow, Row
-from runtime.verification.policy import Fixed, Off
+from runtime.verification.policy import Fixed, Off, PolicyState
 from workers.plan import WorkerLost
 
 ROUTERS_LOOK_FOR = {
@@ -66,6 +63,80 @@ def test_the_documents_tell_every_metric():
 
 def _kind(row: Row | HistogramRow) -> str:
     return "histogram" if isinstance(row, HistogramRow) else row.kind.name.lower()
+
+
+EXPECTED: Scrape = {
+    "vllm:num_requests_running": {(): 63},
+    "vllm:num_requests_waiting": {(): 61},
+    "vllm:kv_cache_usage_perc": {(): 599 / 800},
+    "vllm:cache_config_info": {("4", "24"): 1},
+    "vllm:prompt_tokens_total": {(): 404},
+    "vllm:generation_tokens_total": {(): 73},
+    "vllm:request_success_total": {("stop",): 410 + 411 + 412, ("length",): 413, ("abort",): 414, ("error",): 415},
+    "vllm:spec_decode_num_drafts_total": {(): 99},
+    "vllm:spec_decode_num_draft_tokens_total": {(): 187},
+    "vllm:spec_decode_num_accepted_tokens_total": {(): 119},
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total": {("0",): 75, ("1",): 44},
+    "vllm:time_to_first_token_seconds_sum": {(): 505},
+    "vllm:inter_token_latency_seconds_sum": {(): 506},
+    "vllm:e2e_request_latency_seconds_sum": {(): 500},
+    "vllm:request_queue_time_seconds_sum": {(): 501},
+    "vllm:request_prefill_time_seconds_sum": {(): 502},
+    "vllm:request_decode_time_seconds_sum": {(): 503},
+    "vllm:request_generation_tokens_sum": {(): 504},
+    "vllm:request_generation_tokens_count": {(): 504 + 505 + 506},
+    "vllm:request_generation_tokens_bucket": {("1.0",): 504, ("2.0",): 1009, ("+Inf",): 1515},
+    "outrider_model_info": {("2", "float32", "2", "fake", "reference", "1"): 1},
+    "outrider_state": {("serving",): 0, ("draining",): 1, ("recovering",): 0, ("stopping",): 0},
+    "outrider_uptime_seconds": {(): 114},
+    "outrider_restarts_total": {(): 113},
+    "outrider_requests_submitted_total": {(): 401},
+    "outrider_requests_ended_total": {
+        ("eos",): 410,
+        ("stop_token",): 411,
+        ("stop_string",): 412,
+        ("length",): 413,
+        ("aborted",): 414,
+        ("failed",): 415,
+    },
+    "outrider_requests_refused_total": {("Overloaded",): 402, ("Unavailable",): 403},
+    "outrider_running_requests": {("0",): 31, ("1",): 32},
+    "outrider_slots_used": {("0",): 51, ("1",): 52},
+    "outrider_slots_free": {("0",): 41, ("1",): 42},
+    "outrider_pages_used": {("0", "target"): 99, ("0", "drafter"): 300, ("1", "target"): 98, ("1", "drafter"): 299},
+    "outrider_pages_free": {("0", "target"): 201, ("0", "drafter"): 100, ("1", "target"): 202, ("1", "drafter"): 101},
+    "outrider_policy": {("off",): 0, ("fixed",): 1},
+    "outrider_gamma_current": {(): 6},
+    "outrider_gamma_changes_total": {(): 116},
+    "outrider_steps_total": {(): 71},
+    "outrider_rounds_total": {(): 72},
+    "outrider_emitted_tokens_total": {(): 73},
+    "outrider_trimmed_tokens_total": {(): 74},
+    "outrider_drafted_tokens_total": {("0",): 99, ("1",): 88},
+    "outrider_admitted_tokens_total": {("0",): 87, ("1",): 76},
+    "outrider_accepted_tokens_total": {("0",): 75, ("1",): 44},
+    "outrider_accepted_prefix_rounds_total": {("0",): 24, ("1",): 31, ("2",): 44},
+    "outrider_rank_seconds_total": {(): 101},
+    "outrider_step_seconds_total": {("target",): 102, ("verify",): 103, ("commit",): 104, ("draft",): 105},
+    "outrider_exchange_seconds_total": {("all",): 106, ("dispatch",): 107, ("combine",): 108},
+    "outrider_execute_seconds_total": {(): 111},
+    "outrider_host_seconds_total": {(): 112},
+    "outrider_expert_steps_total": {(): 109},
+    "outrider_expert_imbalance_total": {(): 110.5},
+}
+
+
+def test_each_metric_is_read_off_its_own_figure():
+    found = scrape(a_moment)
+    assert {name: found[name] for name in EXPECTED} == EXPECTED
+    told = {name.removesuffix("_sum").removesuffix("_bucket").removesuffix("_count") for name in EXPECTED}
+    assert {row.name for row in METRICS} == told
+
+
+def test_the_policy_off_drafts_nothing():
+    found = scrape(lambda: replace(a_moment(), policy=PolicyState(policy=Off(), revision=1, effective_step=1)))
+    assert found["outrider_gamma_current"] == {(): 0}
+    assert found["outrider_policy"] == {("off",): 1, ("fixed",): 0}
 
 
 @asynchronous
@@ -116,7 +187,8 @@ async def test_refusals_are_told_by_reason() -> None:
                 h.engine.submit(request(uid, max_tokens=2))
         found = scrape(h.engine.status)
         check_laws(found)
-        assert found["outrider_requests_refused_total"] == {("Overloaded",): 1, ("Unavailable",): 2}
+        expected = {("InvalidRequest",): 0, ("DuplicateRequest",): 0, ("Overloaded",): 1, ("Unavailable",): 2}
+        assert found["outrider_requests_refused_total"] == expected
         assert found["outrider_requests_submitted_total"] == {(): 7}
         assert found["outrider_state"][("draining",)] == 1
 
@@ -146,7 +218,10 @@ def test_laws_hold_under_load_cancellation_loss_and_changes_of_policy(dp: int) -
             for uid in range(1, 150):
                 h.now_s += chance.random()
                 with contextlib.suppress(Overloaded, Unavailable):
-                    h.engine.submit(request(uid, num_prompt=chance.randint(1, 9), max_tokens=chance.randint(1, 9)))
+                    stops = {"stop_strings": ("x",)} if chance.random() < 0.4 else {}
+                    h.sink.stop_after[uid] = chance.randint(1, 9)
+                    lengths = {"num_prompt": chance.randint(1, 9), "max_tokens": chance.randint(1, 9)}
+                    h.engine.submit(request(uid, **lengths, **stops))
                 await act(h, uid)
                 for _ in range(chance.randrange(4)):
                     if h.source.group.is_waiting:
@@ -157,7 +232,7 @@ def test_laws_hold_under_load_cancellation_loss_and_changes_of_policy(dp: int) -
                 check_rise(before, after)
                 before = after
             ended = before["outrider_requests_ended_total"]
-            assert all(ended[(end,)] for end in ("length", "aborted", "failed")), ended
+            assert all(ended[(end,)] for end in ("length", "stop_string", "aborted", "failed")), ended
             assert before["outrider_restarts_total"][()] > 0
             assert before["outrider_trimmed_tokens_total"][()] > 0
             h.source.group.gated = False
@@ -171,83 +246,6 @@ def test_a_histogram_counts_up_to_and_including_its_bounds():
         histogram.observe(value)
     view = histogram.view()
     assert (view.counts, view.total, view.count) == ((2, 2, 2), 107.5, 6)
-
-
-# Over HTTP.
-
-
-async def fetch(address: str | None) -> str:
-    assert address is not None
-
-    def get() -> str:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            return str(answer.read(), "utf-8")
-
-    return await asyncio.to_thread(get)
-
-
-def settings_with(**changes: object):
-    return load_settings(None, {"server.port": 0} | {key.replace("__", "."): value for key, value in changes.items()})
-
-
-@asynchronous
-async def test_metrics_are_served_until_they_are_stopped() -> None:
-    async with house() as h:
-        server = MetricsServer(settings_with(model__served_name="my model"), h.engine.status)
-        server.start()
-        address = server.address
-        try:
-            text = await fetch(address)
-            assert 'outrider_steps_total{model_name="my model"} 0.0' in text
-            assert "process_resident_memory_bytes" in text
-            h.engine.submit(request(1, max_tokens=3))
-            await h.sink.wait_for_end(1)
-            found = parse(await fetch(address))
-            check_laws(found)
-            assert found["vllm:generation_tokens_total"] == {(): 3}
-        finally:
-            await server.stop()
-            await server.stop()
-        assert server.address is None
-        with pytest.raises(urllib.error.URLError):
-            await fetch(address)
-
-
-@asynchronous
-async def test_a_taken_port_is_told_with_its_setting() -> None:
-    async with house() as h:
-        first = MetricsServer(settings_with(), h.engine.status)
-        first.start()
-        assert first.address is not None
-        port = int(first.address.rpartition(":")[2])
-        try:
-            with pytest.raises(OSError, match=r"metrics cannot listen on .*metrics\.port"):
-                MetricsServer(settings_with(metrics__port=port), h.engine.status).start()
-        finally:
-            await first.stop()
-
-
-@asynchronous
-async def test_none_serves_none() -> None:
-    async with house() as h:
-        server = MetricsServer(settings_with(metrics__port="none"), h.engine.status)
-        server.start()
-        assert server.address is None
-        await server.stop()
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"server.port": 50051}, ("127.0.0.1", 50052)),
-        ({"server.port": 0}, ("127.0.0.1", 0)),
-        ({"server.port": 65535}, ("127.0.0.1", 0)),
-        ({"server.port": 50051, "metrics.port": 9000, "metrics.host": "::1"}, ("::1", 9000)),
-        ({"server.port": 50051, "metrics.port": "none"}, ("127.0.0.1", None)),
-    ],
-)
-def test_the_endpoint_follows_the_settings(given, expected):
-    assert metrics_endpoint(load_settings(None, given)) == expected
 
 
 assert SETTINGS.scheduler.max_waiting == 3, "the refusals above count on it"

@@ -128,12 +128,33 @@ def test_a_step_that_fails_ends_the_link_and_says_why(
     linked(address, act)
 
 
+def test_a_link_that_is_closed_checks_nothing_and_says_so(address: str) -> None:
+    """Before, and under the call: whoever asks is answered, and at once."""
+
+    async def run() -> None:
+        client = WorkerClient(address)
+        await client.load(echo_worker.settings(), lambda *_: None)
+        under_way = [asyncio.create_task(client.check_integrity()) for _ in range(8)]
+        await asyncio.sleep(0)
+        await client.close()
+        async with asyncio.timeout(ACT_TIMEOUT_S):
+            outcomes = await asyncio.gather(*under_way, return_exceptions=True)
+            assert all(isinstance(outcome, WorkerLost) or outcome == ["0 steps"] for outcome in outcomes), outcomes
+            for _ in range(2):
+                with pytest.raises(WorkerLost, match="closed the link"):
+                    await client.check_integrity()
+
+    asyncio.run(run())
+
+
 def test_a_failed_worker_serves_nobody_again(address: str) -> None:
     async def act(client: WorkerClient) -> None:
         with pytest.raises(WorkerLost):
             await execute(client, plan(1, uid=echo_worker.UID_RAISES))
+        another = WorkerClient(address)
         with pytest.raises(WorkerLost, match="the worker is unusable: ArithmeticError"):
-            await client.check_integrity()
+            await another.check_integrity()
+        await another.close()
 
     linked(address, act)
     assert health(address) == health_pb2.HealthCheckResponse.NOT_SERVING

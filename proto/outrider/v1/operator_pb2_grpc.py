@@ -124,7 +124,8 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends requests; their streams end with ABORTED. Idempotent: ids that are not live are told apart, not refused.
+        """Ends requests; their streams end with ABORTED. Idempotent: ids that are not live are told apart, not refused. An id
+        that comes before its Generate is not live, and is not remembered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
