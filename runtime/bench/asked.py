@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from runtime.bench.document import Limits
 
 LEAST_REQUESTS = 8
+OPEN_REQUESTS = 16
+"""Where all loads are open ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class Asked:
     settings: of a server of its own; None measures a running one.
     prompts: a file in place of the workload. tokenizer: directory of a running server's, for random prompts.
     prompt_tokens: prompts are cut to it; random ones have it as their length.
-    requests: per cell; None takes twice the concurrency, at least 8.
+    requests: per cell; None takes the largest concurrency, at least 8, or 16 where all loads are open ones.
     warmup: requests before a cell, which do not count. Before a first repeat as many run as in the cell: they report
         their rounds, and warm up for it too.
     seed: of arrivals, random prompts and sampling; request i samples with seed + i.
@@ -48,21 +50,24 @@ class Asked:
         """Cells in the order in which they are measured."""
         return schedule(self.loads, self.policies, self.repeats)
 
-    def requests_of(self, load: Load) -> int:
+    @property
+    def requests_per_cell(self) -> int:
+        """The same for all loads, so that all are measured over the same prompts."""
         if self.requests is not None:
             return self.requests
-        return max(LEAST_REQUESTS, 2 * load.concurrency) if isinstance(load, Closed) else 2 * LEAST_REQUESTS
+        concurrencies = [load.concurrency for load in self.loads if isinstance(load, Closed)]
+        return max(LEAST_REQUESTS, *concurrencies) if concurrencies else OPEN_REQUESTS
 
     @property
     def most_requests(self) -> int:
         """Of a cell or its warm-up: more prompts are never sent."""
-        return max(self.warmup, *map(self.requests_of, self.loads))
+        return max(self.warmup, self.requests_per_cell)
 
     def before_of(self, slot: Slot) -> int:
         """Requests that run before a cell."""
-        return self.warmup if slot.repeat else self.requests_of(slot.load)
+        return self.warmup if slot.repeat else self.requests_per_cell
 
     @property
     def total_requests(self) -> int:
         """Of all cells, those before them included."""
-        return sum(self.requests_of(slot.load) + self.before_of(slot) for slot in self.slots())
+        return sum(self.requests_per_cell + self.before_of(slot) for slot in self.slots())

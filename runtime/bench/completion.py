@@ -33,7 +33,7 @@ class Completion:
 
     rounds: () unless the request asked for them. num_passes: of the target, that of the prompt's last chunk among them.
     sent_s: when it was sent, on the clock of its frames. at_length: whether it ended at its longest.
-    failure: the gRPC code that ended it, "" where it finished.
+    failure: the gRPC code that ended it, "" where it finished. failure_text: what the server said of it.
     """
 
     tokens: tuple[int, ...]
@@ -43,6 +43,7 @@ class Completion:
     frames: tuple[Frame, ...]
     at_length: bool = True
     failure: str = ""
+    failure_text: str = ""
 
     @property
     def seconds(self) -> float:
@@ -116,6 +117,7 @@ async def attempt(
         frames=tuple(frames),
         at_length=at_length,
         failure="" if error is None else error.code().name,
+        failure_text="" if error is None else error.details() or "",
     )
     return completion, error
 

@@ -29,7 +29,6 @@ class ServerCounts:
     draft_s: float = 0.0
     execute_s: float = 0.0
     host_s: float = 0.0
-    restarts: int = 0
 
     @classmethod
     def of(cls, message: operator_pb2.Counters) -> ServerCounts:

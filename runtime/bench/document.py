@@ -44,7 +44,8 @@ class Latencies(Part):
     )
     request_ms: Spread = Field(description="From the request to its last frame.")
     schedule_lag_ms: Spread = Field(
-        description="How late the load generator itself sent requests. 0 in a closed loop, where they have no due time."
+        description="How late the load generator itself sent requests. In a closed loop a request is due when its "
+        "client is free, and what making it costs is left."
     )
 
 
@@ -68,8 +69,9 @@ class Rates(Part):
 class Lengths(Part):
     """Committed tokens per target pass, counted and by formula. Of requests that report their rounds: the same prompts
     under the same load, just before the first repeat; reporting costs time, so their speed is not measured. A decode
-    pass is one after the prompt's last chunk. A full round is a decode pass that verified gamma drafts, began at least
-    gamma + 1 tokens before its request's longest and was not cut by a stop; formulas and prefixes are of those."""
+    pass is one after the prompt's last chunk. A full round is a decode pass that verified gamma drafts and began at
+    least gamma + 1 tokens before its request's longest; formulas and prefixes are of those. One that an end of sequence
+    cut counts by the drafts accepted before the cut."""
 
     gamma: int = Field(description="Drafts per round under the policy; 0 for off.")
     decode_passes: int
@@ -78,13 +80,14 @@ class Lengths(Part):
     near_limit_rounds: int = Field(
         description="Began within gamma + 1 tokens of the request's longest: counted apart, cut or not."
     )
-    cut_rounds: int = Field(description="Others that a stop or an end of sequence cut.")
     other_length_rounds: int = Field(description="Others that verified more or fewer drafts than gamma.")
     accepted_prefixes: list[int] = Field(
         description="Entry j: full rounds in which the first j drafts were accepted and no more, j from 0 to gamma."
     )
     survival: list[float] = Field(description="Entry j - 1: share of full rounds in which the first j were accepted.")
-    tokens_per_full_round: float | None = Field(description="Tokens committed by full rounds / full rounds.")
+    tokens_per_full_round: float | None = Field(
+        description="Sum over full rounds of accepted drafts + 1 / full rounds: what they commit, were none cut."
+    )
     by_survival: float | None = Field(
         description="1 + sum over j of P(first j accepted): equals tokens_per_full_round, whatever the drafts."
     )
@@ -108,13 +111,16 @@ class Drafts(Part):
 
 
 class TimeSplit(Part):
-    """Milliseconds of steps per committed token, prefill included: sums over steps of the slowest rank's time, divided
-    by the tokens that the server emitted."""
+    """Milliseconds of steps per committed token: sums over steps of the slowest rank's time, divided by the tokens that
+    the server emitted. Prefill is in every part. Where ranks are not on CPUs the first three are times of launching
+    work, and only their sum is the time it took."""
 
-    draft_ms: float = Field(description="Drawing drafts and feeding the drafter.")
-    verify_ms: float = Field(description="The target's pass, and deciding what stands.")
+    draft_ms: float = Field(description="From the end of committing to the end of the step: drafting and reporting.")
+    verify_ms: float = Field(
+        description="From the plan's arrival at the rank to the end of verification: gathering inputs, the target's "
+        "pass, and deciding what stands."
+    )
     state_ms: float = Field(description="Committing: lengths, recurrent state, convolution windows.")
-    rank_rest_ms: float = Field(description="The rest of the rank's time: gathering inputs, admitting, reporting.")
     host_and_link_ms: float = Field(description="Planning, booking, and the way to the rank and back.")
     total_ms: float
 
@@ -138,6 +144,10 @@ class Figures(Part):
     requests: int = Field(description="Sent, warm-up excluded.")
     finished: int
     failures: dict[str, int] = Field(description="Requests that failed, by gRPC code. Latencies and rates lack them.")
+    failures_before: dict[str, int] = Field(
+        description="Requests that failed before the cell, by gRPC code: those that report their rounds, and warm-up."
+    )
+    failure_texts: dict[str, str] = Field(description="By gRPC code, what the server said of the first of all these.")
     rates: Rates
     latencies: Latencies
     decode_passes: int = Field(description="Passes of the target after the prompt's last chunk, over all requests.")
@@ -149,7 +159,7 @@ class Figures(Part):
         description="A step's time beyond its slowest rank: host and link. null without steps."
     )
     memory: Memory
-    restarts: int = Field(description="Times that the ranks were lost and started anew.")
+    measured_anew: int = Field(description="Times that ranks were lost in a cell, which was discarded and began again.")
     tokens_of_others: int = Field(
         description="Tokens that the server emitted and no request of this cell received: others' traffic, or failures."
     )
@@ -203,6 +213,7 @@ class Comparison(Part):
     baseline: str
     policy: str
     compared: int = Field(description="Prompts that failed under neither.")
+    failed: int = Field(description="Prompts that failed under either, and are not compared.")
     identical: int
     ties: int = Field(description="Differences that look like ties.")
     differences: list[TokenDifference]
@@ -257,7 +268,7 @@ class Plan(Part):
     seed: int = Field(description="Of arrivals, random prompts and sampling; request i samples with seed + i.")
     policies: list[str]
     loads: list[LoadName]
-    requests: int | None = Field(description="Per cell; null takes twice the concurrency, at least 8.")
+    requests: int = Field(description="Per cell; the same prompts in all of them.")
     warmup: int = Field(description="Requests before each cell that count nowhere; a whole load before the first.")
     repeats: int
     limits: Limits

@@ -57,6 +57,7 @@ class CellRun:
 
     elapsed_s: from the start of the load to the end of the last request.
     readings: requests that reported their rounds, under the same load just before; () but in a first repeat.
+    warmup: others that ran just before. measured_anew: times that ranks were lost in it, and it began again.
     """
 
     slot: Slot
@@ -65,11 +66,14 @@ class CellRun:
     counts: ServerCounts
     memory: tuple[MemoryUse, ...]
     readings: tuple[Record, ...] = ()
+    warmup: tuple[Record, ...] = ()
+    measured_anew: int = 0
 
 
 def figures_of(runs: Sequence[CellRun], limits: document.Limits) -> document.Figures:
     """Figures of repeats taken together. They are of one policy and one load."""
     records = [record for run in runs for record in run.records]
+    before = [record for run in runs for record in (*run.readings, *run.warmup)]
     done = [record for record in records if not record.completion.failure]
     counts = sum((run.counts for run in runs), ServerCounts())
     elapsed_s = sum(run.elapsed_s for run in runs)
@@ -81,9 +85,9 @@ def figures_of(runs: Sequence[CellRun], limits: document.Limits) -> document.Fig
         elapsed_s=elapsed_s,
         requests=len(records),
         finished=len(done),
-        failures=dict(
-            sorted(Counter(record.completion.failure for record in records if record.completion.failure).items())
-        ),
+        failures=_failures(records),
+        failures_before=_failures(before),
+        failure_texts=_failure_texts([*records, *before]),
         rates=document.Rates(
             tokens_per_s=num_tokens / elapsed_s,
             requests_per_s=len(done) / elapsed_s,
@@ -101,9 +105,22 @@ def figures_of(runs: Sequence[CellRun], limits: document.Limits) -> document.Fig
         steps=counts.steps,
         overhead_per_step_ms=counts.overhead_s / counts.steps * 1e3 if counts.steps else None,
         memory=_memory([use for run in runs for use in run.memory]),
-        restarts=counts.restarts,
+        measured_anew=sum(run.measured_anew for run in runs),
         tokens_of_others=counts.emitted - received,
     )
+
+
+def _failures(records: Iterable[Record]) -> dict[str, int]:
+    return dict(sorted(Counter(one.completion.failure for one in records if one.completion.failure).items()))
+
+
+def _failure_texts(records: Iterable[Record]) -> dict[str, str]:
+    """What the server said first, by code."""
+    texts: dict[str, str] = {}
+    for record in records:
+        if record.completion.failure:
+            texts.setdefault(record.completion.failure, record.completion.failure_text)
+    return dict(sorted(texts.items()))
 
 
 def keeps(record: Record, limits: document.Limits) -> bool:
@@ -154,7 +171,6 @@ def _lengths_part(counts: RoundCounts) -> document.Lengths:
         tokens_per_pass=_float(counts.tokens_per_pass),
         full_rounds=counts.full,
         near_limit_rounds=counts.near_limit,
-        cut_rounds=counts.cut,
         other_length_rounds=counts.other_length,
         accepted_prefixes=list(counts.prefixes),
         survival=[float(share) for share in counts.survival],
@@ -177,12 +193,10 @@ def _time_split(counts: ServerCounts) -> document.TimeSplit | None:
     def per_token(seconds: float) -> float:
         return seconds / counts.emitted * 1e3
 
-    verify_s = counts.target_s + counts.verify_s
     return document.TimeSplit(
         draft_ms=per_token(counts.draft_s),
-        verify_ms=per_token(verify_s),
+        verify_ms=per_token(counts.target_s + counts.verify_s),
         state_ms=per_token(counts.commit_s),
-        rank_rest_ms=per_token(counts.rank_s - counts.draft_s - verify_s - counts.commit_s),
         host_and_link_ms=per_token(counts.overhead_s),
         total_ms=per_token(counts.execute_s + counts.host_s),
     )

@@ -1,17 +1,19 @@
 """How many tokens a pass of the target commits: counted, and by two formulas. Pure arithmetic on rounds.
 
 decode pass   a pass after the prompt's last chunk: it verifies the waiting drafts and commits 1 .. γ + 1 tokens
-full round    a decode pass that verified γ drafts, began at least γ + 1 tokens before its request's longest, and was
-              not cut by a stop
+full round    a decode pass that verified γ drafts and began at least γ + 1 tokens before its request's longest
 examined      drafts that verification looked at: those accepted and, if any fell, the first that did
 
 Rounds near the end of a request may be cut by its limit. They are counted apart whether or not they were: to leave out
-only those that were would favour short runs. The formulas speak of full rounds alone.
+only those that were would favour short runs. For the same reason a full round that an end of sequence or a stop cut is
+counted whole, by the drafts that were accepted before the cut: long runs meet ends more often. The formulas speak of
+full rounds alone.
 
 The first formula is 1 + Σ_j P(the first j drafts are accepted), j from 1 to γ, with the shares counted over full
-rounds. It is an identity: over full rounds it equals the tokens per pass exactly. The second is that of Leviathan et
-al. (arXiv 2211.17192, equation 1), (1 − α^(γ+1)) / (1 − α), which takes every draft to be accepted with one probability
-α, whatever its position and its text; α is accepted / examined over full rounds, the likeliest value if that were so.
+rounds. It is an identity: it equals accepted drafts and one more token per full round exactly. The second is that of
+Leviathan et al. (arXiv 2211.17192, equation 1), (1 − α^(γ+1)) / (1 − α), which takes every draft to be accepted with
+one probability α, whatever its position and its text; α is accepted / examined over full rounds, the likeliest value if
+that were so.
 """
 
 from __future__ import annotations
@@ -31,14 +33,13 @@ class RoundCounts:
     """Decode passes of one policy.
 
     prefixes: entry j counts full rounds in which the first j drafts stood and no more, j from 0 to γ.
-    near_limit: passes that began within γ + 1 tokens of their request's longest. cut: others that a stop cut.
+    near_limit: passes that began within γ + 1 tokens of their request's longest.
     other_length: others that verified more or fewer drafts than γ, such as the first after a change of policy.
     passes, tokens: all decode passes, full or not, and what they committed.
     """
 
     prefixes: tuple[int, ...]
     near_limit: int
-    cut: int
     other_length: int
     passes: int
     tokens: int
@@ -58,7 +59,7 @@ class RoundCounts:
 
     @property
     def tokens_per_full_round(self) -> Fraction | None:
-        """A full round commits the drafts that stood and one token of the target's own."""
+        """A full round brings the drafts that stood and one token of the target's own, cut by a stop or not."""
         tokens = sum((accepted + 1) * count for accepted, count in enumerate(self.prefixes))
         return Fraction(tokens, self.full) if self.full else None
 
@@ -101,7 +102,7 @@ def geometric_length(alpha: Fraction, gamma: int) -> Fraction:
 def count_rounds(completions: Iterable[tuple[Completion, int]], gamma: int) -> RoundCounts:
     """Sorts the decode passes of requests. completions: each with the most tokens it might have."""
     prefixes = [0] * (gamma + 1)
-    near_limit = cut = other_length = passes = tokens = 0
+    near_limit = other_length = passes = tokens = 0
     for completion, max_tokens in completions:
         # The context may end a request before its own limit does.
         limit = len(completion.tokens) if completion.at_length else max_tokens
@@ -115,14 +116,11 @@ def count_rounds(completions: Iterable[tuple[Completion, int]], gamma: int) -> R
                 near_limit += 1
             elif len(round_.drafted) != gamma:
                 other_length += 1
-            elif len(round_.emitted) != round_.accepted + 1:
-                cut += 1
             else:
                 prefixes[round_.accepted] += 1
     return RoundCounts(
         prefixes=tuple(prefixes),
         near_limit=near_limit,
-        cut=cut,
         other_length=other_length,
         passes=passes,
         tokens=tokens,

@@ -12,6 +12,7 @@ from configs.load import SettingsError
 MAX_CONCURRENCY = 4096
 MAX_RATE = 10_000.0
 """Past these a Python client measures itself."""
+MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def _policy(text: str) -> Policy:
     kind, _, gamma = text.partition(":")
     if text == "off":
         return Policy(None)
-    if kind == "fixed" and gamma.isascii() and gamma.isdecimal():
+    if kind == "fixed" and _is_number(gamma):
         return Policy(int(gamma))
     raise SettingsError(f"--policy {text!r}: not off or fixed:N, as in fixed:4")
 
@@ -94,7 +95,7 @@ def parse_concurrencies(texts: Sequence[str]) -> list[Closed]:
     """Whole numbers from 1, apart or in lists with commas. Raises SettingsError."""
     found = []
     for text in _parts(texts):
-        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_CONCURRENCY):
+        if not (_is_number(text) and 1 <= int(text) <= MAX_CONCURRENCY):
             raise SettingsError(f"--concurrency {text!r}: give whole numbers from 1 to {MAX_CONCURRENCY}, as in 1,4,16")
         found.append(Closed(int(text)))
     return list(dict.fromkeys(found))
@@ -111,7 +112,21 @@ def parse_rates(texts: Sequence[str]) -> list[Open]:
         if not 0 < rate <= MAX_RATE:
             raise SettingsError(f"--rate {text!r}: give requests per second, above 0 and up to {MAX_RATE:g}, as 0.5,2")
         found.append(Open(rate))
-    return list(dict.fromkeys(found))
+    rates = list(dict.fromkeys(found))
+    by_text: dict[str, Open] = {}
+    for one in rates:
+        other = by_text.setdefault(str(one), one)
+        if other != one:
+            raise SettingsError(
+                f"--rate: {other.rate!r} and {one.rate!r} would both be reported as {one}; give rates that differ in "
+                "their first six digits"
+            )
+    return rates
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a whole number of a length that makes sense."""
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 def _parts(texts: Sequence[str]) -> list[str]:

@@ -19,7 +19,9 @@ def page(report: document.Report) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals.update(load_text=load_text, limits_text=table.limits_text, document=document)
+    environment.globals.update(
+        load_text=load_text, limits_text=table.limits_text, verdict=table.verdict, document=document
+    )
     environment.filters.update(figure=_figure)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(report=report, pictures=pictures(report), remarks=table.remarks(report))

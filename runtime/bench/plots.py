@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,11 +29,12 @@ STYLE: dict[Any, Any] = {
 }
 PANEL_WIDTH, PANEL_HEIGHT = 3.6, 2.9
 """Inches."""
+MAX_PANELS = 4
+"""Side by side."""
 PARTS = (
     ("draft_ms", "draft", "#4c78a8"),
     ("verify_ms", "verify", "#f58518"),
     ("state_ms", "state", "#54a24b"),
-    ("rank_rest_ms", "rest of the rank", "#bab0ac"),
     ("host_and_link_ms", "host and link", "#e45756"),
 )
 
@@ -133,15 +135,22 @@ def _latencies(groups: Sequence[Group]) -> Picture:
 
 
 def _per_load(groups: Sequence[Group], draw: Callable[[Axes, Sequence[Group], dict[str, str]], None]) -> str:
-    """A panel for each load, of its policies that draft."""
+    """A panel for each load, of its policies that draft; a few in a row."""
     drafting = [group for group in groups if _drafts(group)]
     loads = _loads(drafting)
-    canvas = Canvas(figsize=(len(loads) * PANEL_WIDTH, PANEL_HEIGHT), layout="constrained")
-    panels = canvas.subplots(1, len(loads), squeeze=False)[0]
-    for axes, load in zip(panels, loads, strict=True):
+    width = min(len(loads), MAX_PANELS)
+    height = math.ceil(len(loads) / width)
+    canvas = Canvas(figsize=(width * PANEL_WIDTH, height * PANEL_HEIGHT), layout="constrained")
+    panels = canvas.subplots(height, width, squeeze=False).flatten()
+    for axes, load in zip(panels, loads, strict=False):
         draw(axes, [group for group in drafting if load_text(group.load) == load], _colours(groups))
         axes.set(title=load)
-    panels[-1].legend()
+    for axes in panels[len(loads) :]:
+        axes.remove()
+    # The last that has anything to name: readings of a load may all have failed.
+    named = [axes for axes in panels[: len(loads)] if axes.get_legend_handles_labels()[0]]
+    for axes in named[-1:]:
+        axes.legend()
     return _svg(canvas)
 
 
@@ -199,8 +208,9 @@ def _time_split(groups: Sequence[Group]) -> Picture:
     canvas.legend(loc="outside upper center", ncols=len(PARTS))
     return Picture(
         title="Time per committed token",
-        caption="Time of steps over the tokens they committed, prefill included, by what the slowest rank did; host "
-        "and link are planning, booking, and the way to the rank and back.",
+        caption="Time of steps over the tokens they committed, prefill in every part, by what the slowest rank did. "
+        "Verify: from the plan's arrival to the end of verification. State: committing. Draft: drafting and reporting. "
+        "Host and link: planning, booking, and the way to the rank and back.",
         svg=_svg(canvas),
     )
 

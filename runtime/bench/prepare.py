@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from configs.load import demo_checkpoint
 from runtime.bench import document
 from runtime.bench.asked import Asked
+from runtime.bench.condition import check_serving
+from runtime.bench.errors import BenchError
 from runtime.bench.figures import spread
 from runtime.bench.machine import machine
 from runtime.bench.prompts import Prompts, plain_vocabulary, prompts_for
@@ -17,10 +19,6 @@ from runtime.bench.workload import RANDOM_PROMPT_TOKENS, Prompt, WorkloadError, 
 if TYPE_CHECKING:
     from outrider.v1 import operator_pb2
     from runtime.front.client import OutriderClient
-
-
-class BenchError(RuntimeError):
-    """The server cannot be measured, or was changed meanwhile. The text says what, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,7 @@ async def prepare(client: OutriderClient, asked: Asked, workload: list[Prompt] |
     """Raises BenchError for a server that refuses requests or policies, WorkloadError for prompts that it cannot take,
     and AioRpcError where it does not answer."""
     status = await client.get_status()
-    _check_state(status)
+    check_serving(status)
     for policy in asked.policies:
         if policy.num_drafts > status.model.gamma_max:
             most = status.model.gamma_max
@@ -59,16 +57,6 @@ async def prepare(client: OutriderClient, asked: Asked, workload: list[Prompt] |
         max_tokens=asked.max_tokens,
     )
     return Prepared(prompts=prompts, plan=_plan(asked, prompts), identity=_identity(asked, status))
-
-
-def _check_state(status: operator_pb2.GetStatusResponse) -> None:
-    from outrider.v1 import operator_pb2
-
-    if status.state == operator_pb2.SERVER_STATE_DRAINING:
-        raise BenchError("the server is draining and refuses requests; have it resume, or measure another")
-    if status.state != operator_pb2.SERVER_STATE_SERVING:
-        name = operator_pb2.ServerState.Name(status.state).removeprefix("SERVER_STATE_").lower()
-        raise BenchError(f"the server is {name}: {status.outage or 'it refuses requests'}; wait until it serves")
 
 
 def _vocabulary(asked: Asked, status: operator_pb2.GetStatusResponse) -> list[int]:
@@ -98,7 +86,7 @@ def _plan(asked: Asked, prompts: Prompts) -> document.Plan:
         seed=asked.seed,
         policies=[str(policy) for policy in asked.policies],
         loads=[load_name(load) for load in asked.loads],
-        requests=asked.requests,
+        requests=asked.requests_per_cell,
         warmup=asked.warmup,
         repeats=asked.repeats,
         limits=asked.limits,

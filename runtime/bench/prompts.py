@@ -40,16 +40,17 @@ async def prompts_for(
         found = await client.tokenize(prompt.content) if isinstance(prompt.content, str) else prompt.content
         ids.append(tuple(found[:longest]))
     limits = tuple(max_tokens if prompt.max_tokens is None else prompt.max_tokens for prompt in prompts)
-    for number, (one, limit) in enumerate(zip(ids, limits, strict=True), 1):
+    for number, (prompt, one, limit) in enumerate(zip(prompts, ids, limits, strict=True), 1):
+        where = prompt.where or f"prompt {number}"
         if not one:
-            raise WorkloadError(f"prompt {number}: has no tokens; give it some text")
+            raise WorkloadError(f"{where}: has no tokens; give it some text")
         if max(one) >= model.vocab_size:
             raise WorkloadError(
-                f"prompt {number}: id {max(one)} is past the vocabulary of {model.vocab_size} ids; give ids below it"
+                f"{where}: id {max(one)} is past the vocabulary of {model.vocab_size} ids; give ids below it"
             )
         if len(one) + limit > model.context_length:
             raise WorkloadError(
-                f"prompt {number}: {len(one)} tokens and {limit} more are past the context of {model.context_length}; "
+                f"{where}: {len(one)} tokens and {limit} more are past the context of {model.context_length}; "
                 "cut prompts with --prompt-tokens or lower --max-tokens (or the max_tokens of its line)"
             )
     return Prompts(ids=tuple(ids), max_tokens=limits)

@@ -99,6 +99,7 @@ def _comparison(baseline: CellRun, other: CellRun, num_prompts: int, dtype: str)
         baseline=one.policy,
         policy=another.policy,
         compared=compared,
+        failed=len(one.completions) - compared,
         identical=compared - len(found),
         ties=sum(difference.is_tie(dtype) for difference in found),
         differences=[_token_difference(difference, dtype) for difference in found],

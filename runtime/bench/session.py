@@ -1,5 +1,4 @@
-"""Measures cell after cell on one server and keeps what is done; puts the server's policy back. Knows no terminal and
-no files."""
+"""Measures cells in order over gRPC, and puts the server's policy back. Knows no terminal and no files."""
 
 from __future__ import annotations
 
@@ -7,26 +6,28 @@ import asyncio
 import contextlib
 import datetime
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runtime.bench.asked import Asked
+from runtime.bench.borrowed_policy import BorrowedPolicy
 from runtime.bench.completion import Clock, attempt, generate_request
+from runtime.bench.condition import is_unbroken, when_serving
 from runtime.bench.counters import MemoryUse, ServerCounts
+from runtime.bench.errors import BenchError
 from runtime.bench.figures import CellRun, Record
 from runtime.bench.generator import Send, closed_loop, open_loop
-from runtime.bench.load import Closed, Policy, Slot, poisson_arrivals
-from runtime.bench.prepare import BenchError
+from runtime.bench.load import Closed, Slot, poisson_arrivals
 from runtime.bench.prompts import Prompts
 
 if TYPE_CHECKING:
-    from outrider.v1 import operator_pb2
     from runtime.front.client import OutriderClient
 
 SAMPLE_S = 0.1
 """Time between samples of memory."""
-PUT_BACK_S = 10.0
-"""How long a server may take to answer the last change of policy."""
+MAX_ANEW = 2
+"""Times that a cell is measured anew after ranks were lost in it."""
 
 
 class Session:
@@ -46,8 +47,6 @@ class Session:
         clock: Clock = time.perf_counter,
     ) -> None:
         self.runs: list[CellRun] = []
-        self.policy_left = ""
-        """Why the policy of before is not in force again; empty where it is."""
         self.started_at = ""
         """UTC, ISO 8601."""
         self.duration_s = 0.0
@@ -57,114 +56,112 @@ class Session:
         self._note_cell = note_cell
         self._note_request = note_request
         self._clock = clock
-        self._revision = 0
+        self._policy = BorrowedPolicy(client)
+
+    @property
+    def policy_left(self) -> str:
+        """Why the policy of before is not in force again; empty where it is, or is somebody else's."""
+        return self._policy.left
 
     async def run(self) -> None:
         """Measures all cells. However it ends, the policy that was in force at the start is put back, unless somebody
         else has set another.
 
-        Raises BenchError where somebody does, and AioRpcError where calls of the operator's fail.
+        Raises BenchError where somebody does, where the server refuses requests for good, and where it takes one for
+        malformed; AioRpcError where calls of the operator's fail.
         """
         self.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         began_s = self._clock()
-        before = await self._client.get_policy()
-        self._revision = before.revision
+        await self._policy.borrow()
         try:
             for slot in self._asked.slots():
                 self._note_cell(slot)
-                await self._switch(slot.policy)
-                self.runs.append(await self._measure(slot))
+                await when_serving(self._client, self._clock)
+                await self._policy.switch(slot.policy)
+                self.runs.append(await self._cell(slot))
         finally:
             self.duration_s = self._clock() - began_s
-            if self._revision != before.revision:
-                await self._put_back(before.policy)
+            await self._policy.put_back()
 
-    async def _switch(self, policy: Policy) -> None:
-        """Raises BenchError where the policy in force is not the one we left."""
-        import grpc.aio
+    async def _cell(self, slot: Slot) -> CellRun:
+        """Measures a cell, anew where ranks were lost meanwhile: what a server cannot serve is no measurement."""
+        for num_lost in range(MAX_ANEW + 1):
+            run = await self._measure(slot)
+            if run is not None:
+                return replace(run, measured_anew=num_lost)
+        raise BenchError(
+            f"{slot.load}, {slot.policy}: the server lost its ranks in each of {MAX_ANEW + 1} measurements; see its log"
+        )
 
-        switching = asyncio.ensure_future(self._client.set_policy(policy.gamma, expected_revision=self._revision))
-        try:
-            state = await asyncio.shield(switching)
-        except asyncio.CancelledError:
-            # The server switches all the same, and only its answer tells the revision that is put back from.
-            with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
-                async with asyncio.timeout(PUT_BACK_S):
-                    self._revision = (await switching).revision
-            raise
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.ABORTED:
-                raise _changed() from None
-            raise
-        self._revision = state.revision
-
-    async def _put_back(self, policy: operator_pb2.VerificationPolicy) -> None:
-        import grpc.aio
-
-        try:
-            async with asyncio.timeout(PUT_BACK_S):
-                await self._client.switch_policy(policy, expected_revision=self._revision)
-        except TimeoutError:
-            self.policy_left = f"the server did not answer in {PUT_BACK_S:g} s"
-        except grpc.aio.AioRpcError as error:
-            self.policy_left = f"{error.code().name}: {error.details()}"
-
-    async def _measure(self, slot: Slot) -> CellRun:
-        """Raises BenchError where the policy was changed meanwhile."""
-        readings = await self._before(slot)
+    async def _measure(self, slot: Slot) -> CellRun | None:
+        """None where ranks were lost meanwhile. Raises BenchError where the server drains or stops, and where the
+        policy was changed."""
+        epoch = (await when_serving(self._client, self._clock)).epoch
+        before_it = await self._before(slot)
         before = await self._client.get_status()
+        if not is_unbroken(before, epoch):
+            return None
         samples = [MemoryUse.of(before)]
         async with self._sampling(samples):
             began_s = self._clock()
             records = await self._offer(slot, report_rounds=False)
             elapsed_s = self._clock() - began_s
         after = await self._client.get_status()
+        if not is_unbroken(after, epoch):
+            return None
         samples.append(MemoryUse.of(after))
-        if after.policy.revision != self._revision:
-            raise _changed()
+        self._policy.check(after.policy)
+        reads = slot.repeat == 0
         return CellRun(
             slot=slot,
             elapsed_s=elapsed_s,
             records=tuple(records),
             counts=ServerCounts.of(after.counters) - ServerCounts.of(before.counters),
             memory=tuple(samples),
-            readings=tuple(readings),
+            readings=tuple(before_it) if reads else (),
+            warmup=() if reads else tuple(before_it),
         )
 
     @contextlib.asynccontextmanager
     async def _sampling(self, samples: list[MemoryUse]) -> AsyncIterator[None]:
-        """Samples the server's memory while the block runs."""
+        """Samples the server's memory while the block runs. A sample that fails is left out."""
+        import grpc.aio
 
         async def sample() -> None:
             while True:
                 await asyncio.sleep(SAMPLE_S)
-                samples.append(MemoryUse.of(await self._client.get_status()))
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    samples.append(MemoryUse.of(await self._client.get_status()))
 
         sampling = asyncio.create_task(sample())
         try:
             yield
         finally:
             sampling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sampling
+            # Not `await sampling`: that could not be told from a cancellation of our own.
+            await asyncio.wait((sampling,))
+        if not sampling.cancelled():
+            sampling.result()
 
     async def _before(self, slot: Slot) -> list[Record]:
-        """Warms up. Before a first repeat with the whole load, whose rounds are given; else nothing is."""
+        """Warms up; before a first repeat with the whole load, whose requests report their rounds."""
         if slot.repeat == 0:
             return await self._offer(slot, report_rounds=True)
         number = self._asked.warmup
-        if number:
-            concurrency = slot.load.concurrency if isinstance(slot.load, Closed) else number
-            await closed_loop(self._sender(report_rounds=False), number, concurrency, self._clock)
-        return []
+        if not number:
+            return []
+        concurrency = slot.load.concurrency if isinstance(slot.load, Closed) else number
+        with _first_refusal():
+            return await closed_loop(self._sender(report_rounds=False), number, concurrency, self._clock)
 
     async def _offer(self, slot: Slot, *, report_rounds: bool) -> list[Record]:
-        number, send = self._asked.requests_of(slot.load), self._sender(report_rounds=report_rounds)
-        if isinstance(slot.load, Closed):
-            return await closed_loop(send, number, slot.load.concurrency, self._clock)
-        # Each repeat has arrivals of its own, the same for all policies.
-        arrivals = poisson_arrivals(slot.load.rate, number, self._asked.seed + slot.repeat)
-        return await open_loop(send, arrivals, self._clock)
+        number, send = self._asked.requests_per_cell, self._sender(report_rounds=report_rounds)
+        with _first_refusal():
+            if isinstance(slot.load, Closed):
+                return await closed_loop(send, number, slot.load.concurrency, self._clock)
+            # Each repeat has arrivals of its own, the same for all policies.
+            arrivals = poisson_arrivals(slot.load.rate, number, self._asked.seed + slot.repeat)
+            return await open_loop(send, arrivals, self._clock)
 
     def _sender(self, *, report_rounds: bool) -> Send[Record]:
         asked = self._asked
@@ -181,14 +178,21 @@ class Session:
                 ignore_eos=asked.ignore_eos,
             )
             completion, _ = await attempt(self._client, request, self._clock)
+            if completion.failure == "INVALID_ARGUMENT":
+                raise BenchError(f"the server refuses prompt {prompt + 1} as malformed: {completion.failure_text}")
             self._note_request()
             return Record(due_s=due_s, max_tokens=max_tokens, completion=completion)
 
         return send
 
 
-def _changed() -> BenchError:
-    return BenchError(
-        "somebody else changed the server's policy meanwhile: the cell is not counted, and the policy stays as they "
-        "set it; measure again when they are done"
-    )
+@contextlib.contextmanager
+def _first_refusal() -> Iterator[None]:
+    """Of the errors of requests that ended a load, the first, by itself."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        refusals = group.subgroup(BenchError)
+        if refusals is None:
+            raise
+        raise refusals.exceptions[0] from None

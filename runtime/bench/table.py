@@ -14,7 +14,7 @@ NONE = "–"
 
 
 def speed_table(report: Report) -> Table:
-    """What clients see."""
+    """What clients see. ratio: to the first policy under the same load."""
     table = _table(
         "what clients see; latencies in ms, p50 / p99",
         ("load", "policy", "tokens/s", "ratio", "first token", "token gap", "request", "requests/s", "in limits/s"),
@@ -22,13 +22,13 @@ def speed_table(report: Report) -> Table:
     baselines: dict[str, float] = {}
     for group in report.groups:
         load, rates = load_text(group.load), group.figures.rates
-        ratio = rates.tokens_per_s / baselines.setdefault(load, rates.tokens_per_s) if rates.tokens_per_s else 0.0
+        baseline = baselines.setdefault(load, rates.tokens_per_s)
         latencies = group.figures.latencies
         table.add_row(
             load,
             group.policy,
             f"{rates.tokens_per_s:.0f}{_by_repeat(group)}",
-            f"{ratio:.2f}",
+            f"{rates.tokens_per_s / baseline:.2f}" if baseline else NONE,
             *(_pair(part) for part in (latencies.first_token_ms, latencies.token_gap_ms, latencies.request_ms)),
             f"{rates.requests_per_s:.2f}",
             f"{rates.requests_within_limits_per_s:.2f}",
@@ -44,13 +44,13 @@ def cost_table(report: Report) -> Table:
             "load",
             "policy",
             "per pass",
+            "full",
             "1+ΣP",
             "by α",
             "α",
             "draft",
             "verify",
             "state",
-            "rest",
             "host+link",
             "step +",
             "MiB",
@@ -59,17 +59,13 @@ def cost_table(report: Report) -> Table:
     for group in report.groups:
         figures = group.figures
         lengths, split = group.lengths, figures.time_per_token
-        parts = (
-            ()
-            if split is None
-            else (split.draft_ms, split.verify_ms, split.state_ms, split.rank_rest_ms, split.host_and_link_ms)
-        )
+        parts = () if split is None else (split.draft_ms, split.verify_ms, split.state_ms, split.host_and_link_ms)
         table.add_row(
             load_text(group.load),
             group.policy,
             _figure(figures.tokens_per_pass),
-            *(_formulas(lengths) if lengths else [NONE] * 3),
-            *([f"{part:.2f}" for part in parts] or [NONE] * 5),
+            *(_formulas(lengths) if lengths else [NONE] * 4),
+            *([f"{part:.2f}" for part in parts] or [NONE] * 4),
             _figure(figures.overhead_per_step_ms),
             f"{figures.memory.total_bytes / 2**20:.0f}",
         )
@@ -80,35 +76,67 @@ def remarks(report: Report) -> list[str]:
     """What the tables need said, and what went wrong, a line each."""
     lines = [
         f"in limits: {limits_text(report.plan.limits)}; step +: a step's time beyond its slowest rank, in ms; "
-        "MiB: peak by the allocator's accounts, sampled"
+        "MiB: peak by the allocator's accounts, sampled",
+        "per pass: over all decode passes; full: tokens per round that verified γ drafts and that its request's limit "
+        "could not cut, the rounds of which the formulas 1+ΣP and by α speak",
+        "verify: from the plan's arrival at the rank to the end of verification, the target's pass included; state: "
+        "committing; draft: drafting and reporting; prefill is in every part",
     ]
+    if any(not device.startswith("cpu") for device in report.identity.devices):
+        lines.append(
+            f"ranks are on {', '.join(dict.fromkeys(report.identity.devices))}: draft, verify and state are times of "
+            "launching work there, and only their sum is the time it took"
+        )
     if any(group.lengths and group.lengths.rate_misleads for group in report.groups):
         lines.append(
             "!: one average acceptance rate α misleads here by more than 3 %: drafts at different positions and in "
             "different texts do not stand equally often, and (1-α^(γ+1))/(1-α) takes them to"
         )
-    for group in report.groups:
-        where = f"{load_text(group.load)}, {group.policy}"
-        figures = group.figures
-        if figures.failures:
-            codes = ", ".join(f"{number} {code}" for code, number in figures.failures.items())
-            lines.append(f"failed, {where}: {codes} of {figures.requests} requests; latencies and rates lack them")
-        if figures.restarts:
-            lines.append(f"restarts, {where}: the ranks were lost and started anew {figures.restarts} times")
-        if figures.tokens_of_others > 0 and not figures.failures:
-            lines.append(
-                f"others, {where}: the server emitted {figures.tokens_of_others} tokens that no request of ours "
-                "received; its times per token and per step are of all traffic"
-            )
+    return [*lines, *(line for group in report.groups for line in _group_remarks(group))]
+
+
+def _group_remarks(group: Group) -> list[str]:
+    """What went wrong under one policy and load."""
+    where, figures, lines = f"{load_text(group.load)}, {group.policy}", group.figures, []
+    if figures.failures:
+        lines.append(
+            f"failed, {where}: {_codes(figures.failures)} of {figures.requests} requests; latencies and rates lack them"
+        )
+    if figures.failures_before:
+        lines.append(
+            f"failed before, {where}: {_codes(figures.failures_before)} of the requests that report their rounds or "
+            "warm up; tokens per round and comparisons lack them"
+        )
+    lines += [f"  {code}: {text}" for code, text in figures.failure_texts.items() if text]
+    if figures.measured_anew:
+        lines.append(
+            f"measured anew, {where}: {figures.measured_anew} measurements in which the server lost its ranks count "
+            "nowhere"
+        )
+    if figures.tokens_of_others > 0 and not figures.failures:
+        lines.append(
+            f"others, {where}: the server emitted {figures.tokens_of_others} tokens that no request of ours "
+            "received; its times per token and per step are of all traffic"
+        )
     return lines
+
+
+def verdict(comparison: Comparison) -> str:
+    """Whether outputs agree, in one line."""
+    where = f"{load_text(comparison.load)}, {comparison.policy} beside {comparison.baseline}"
+    if not comparison.compared:
+        return f"{where}: nothing compared, all {comparison.failed} prompts failed under one of them"
+    text = f"{where}: {comparison.identical} of {comparison.compared} prompts identical"
+    if comparison.differences:
+        text += f"; of {len(comparison.differences)} others {comparison.ties} look like ties"
+    if comparison.failed:
+        text += f"; {comparison.failed} more failed under one of them and are not compared"
+    return text
 
 
 def comparison_lines(comparison: Comparison, dtype: str) -> list[str]:
     """Whether outputs agree, and where they do not."""
-    where = f"{load_text(comparison.load)}, {comparison.policy} beside {comparison.baseline}"
-    lines = [f"greedy output, {where}: {comparison.identical} of {comparison.compared} prompts identical"]
-    if comparison.differences:
-        lines[0] += f"; of {len(comparison.differences)} others {comparison.ties} look like ties"
+    lines = [f"greedy output, {verdict(comparison)}"]
     for found in comparison.differences[:MAX_DIFFERENCES]:
         difference = Difference(
             prompt=found.prompt,
@@ -121,6 +149,11 @@ def comparison_lines(comparison: Comparison, dtype: str) -> list[str]:
     if len(comparison.differences) > MAX_DIFFERENCES:
         lines.append(f"  and {len(comparison.differences) - MAX_DIFFERENCES} more: --json has all")
     return lines
+
+
+def has_failures(report: Report) -> bool:
+    """Whether any request failed, in a cell or before it."""
+    return any(group.figures.failures or group.figures.failures_before for group in report.groups)
 
 
 def limits_text(limits: Limits) -> str:
@@ -144,9 +177,14 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
     return table
 
 
+def _codes(failures: dict[str, int]) -> str:
+    return ", ".join(f"{number} {code}" for code, number in failures.items())
+
+
 def _formulas(lengths: Lengths) -> list[str]:
     mark = "!" if lengths.rate_misleads else ""
-    return [_figure(lengths.by_survival), _figure(lengths.by_rate) + mark, _figure(lengths.acceptance_rate)]
+    counted = _figure(lengths.tokens_per_full_round)
+    return [counted, _figure(lengths.by_survival), _figure(lengths.by_rate) + mark, _figure(lengths.acceptance_rate)]
 
 
 def _by_repeat(group: Group) -> str:

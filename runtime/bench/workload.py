@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ class WorkloadError(SettingsError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """content: text, or token ids. max_tokens: of its completion; None takes that of the run."""
+    """content: text, or token ids. max_tokens: of its completion; None takes that of the run. where: file and line."""
 
     content: str | tuple[int, ...]
     max_tokens: int | None = None
+    where: str = field(default="", compare=False)
 
 
 def heldout() -> list[Prompt]:
@@ -52,7 +53,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     Empty lines are skipped. Raises WorkloadError that names file, line and remedy.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise WorkloadError(f"{path}: {error.strerror}; give the path of a JSONL file that can be read") from None
     except UnicodeDecodeError:
@@ -68,7 +69,7 @@ def _prompts(path: Path, text: str) -> Iterator[Prompt]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                yield _prompt(line)
+                yield replace(_prompt(line), where=f"{path}:{number}")
             except WorkloadError as error:
                 raise WorkloadError(f"{path}:{number}: {error}") from None
 

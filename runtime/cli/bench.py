@@ -3,21 +3,22 @@ figures."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from configs.load import SettingsError
 from runtime.bench.asked import Asked
 from runtime.bench.load import Load, parse_concurrencies, parse_policies, parse_rates
-from runtime.cli.bench_run import Outputs, bench_run
+from runtime.cli.bench_files import Outputs
+from runtime.cli.bench_run import bench_run
 from runtime.cli.console import EXIT_USAGE, fail, guarded, run
 from runtime.cli.options import UINT32_MAX, checked_address
 from runtime.cli.serve import settings_from_flags
+
+if TYPE_CHECKING:
+    from configs.schema import ServeSettings
 
 DEFAULT_POLICIES = ["off", "fixed:2", "fixed:4"]
 DEFAULT_CONCURRENCIES = ["1", "4", "16"]
@@ -45,7 +46,9 @@ def bench(
     ] = None,
     launcher: Annotated[
         Literal["ray", "process"] | None,
-        typer.Option(help="How ranks of a server of its own are started.", show_default="process"),
+        typer.Option(
+            help="How ranks of a server of its own are started.", show_default="process, unless settings say otherwise"
+        ),
     ] = None,
     workload: Annotated[
         Literal["code", "random"],
@@ -72,7 +75,12 @@ def bench(
     ] = True,
     requests: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, help="Requests per cell.", show_default="twice the concurrency, at least 8"),
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="Requests per cell: the same prompts in each.",
+            show_default="the largest concurrency, at least 8; of open loops alone 16",
+        ),
     ] = None,
     concurrency: Annotated[
         list[str] | None,
@@ -113,8 +121,8 @@ def bench(
 ) -> None:
     """Measure speed and speculation by policy and load, on a server of its own or a running one.
 
-    Cells (policy, load) are measured in turns, several times. Ctrl-C keeps the cells that are done. Ends with 1 where a
-    request failed.
+    Cells (policy, load) are measured in turns, several times. Ctrl-C keeps the cells that are done. A cell in
+    which ranks were lost is measured anew. Ends with 1 where a request failed or a file could not be written.
     """
     if address is not None and (checkpoint or config or assignments or launcher):
         fail(
@@ -133,12 +141,11 @@ def bench(
         from runtime.bench.document import Limits
 
         outputs = Outputs(json=json_file, html=html_file)
-        _check(outputs)
+        outputs.check()
         loads: list[Load] = [*parse_concurrencies(concurrency or []), *parse_rates(rate or [])]
         settings = None
         if address is None:
-            flags = {"checkpoint": checkpoint, "launcher": launcher or "process"}
-            settings = settings_from_flags(config, [*OWN_SERVER, *(assignments or [])], flags)
+            settings = _own_settings(config, assignments or [], {"checkpoint": checkpoint, "launcher": launcher})
         asked = Asked(
             settings=settings,
             workload=workload,
@@ -159,16 +166,9 @@ def bench(
     run(bench_run(asked, outputs, address))
 
 
-def _check(outputs: Outputs) -> None:
-    """Raises SettingsError where what was asked for could not be written after minutes of measuring."""
-    for option, path in (("--json", outputs.json), ("--html", outputs.html)):
-        if path is None:
-            continue
-        if path.is_dir():
-            raise SettingsError(f"{option} {path}: is a directory; name a file in it")
-        if not path.absolute().parent.is_dir():
-            raise SettingsError(f"{option} {path}: no such directory; make it, or name another file")
-        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-            raise SettingsError(f"{option} {path}: cannot be written; name another file")
-    if outputs.html is not None and importlib.util.find_spec("matplotlib") is None:
-        raise SettingsError("--html draws plots with matplotlib, which is not installed: pip install 'outrider[bench]'")
+def _own_settings(config: str | None, assignments: list[str], flags: dict[str, Any]) -> ServeSettings:
+    """As for `outrider serve`, but on free ports, and on child processes unless a launcher is named anywhere."""
+    settings = settings_from_flags(config, [*OWN_SERVER, *assignments], flags)
+    if "launcher" in settings.cluster.model_fields_set:
+        return settings
+    return settings_from_flags(config, [*OWN_SERVER, *assignments], {**flags, "launcher": "process"})

@@ -1,23 +1,33 @@
-"""One run of `outrider bench`: finds or starts the server, measures with a progress bar, writes and shows the report.
-Knows no options and no figures."""
+"""One run of `outrider bench`: finds or starts the server, measures with a progress bar, shows the report and has it
+written. Knows no options and no figures."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from runtime.bench.load import Slot
-from runtime.cli.console import ERR, EXIT_INTERRUPTED, EXIT_NO, EXIT_REFUSED, OUT, complain, fail, show
-from runtime.cli.serve import StopSignals, first_of
+from runtime.cli.bench_files import Outputs, write_files
+from runtime.cli.console import (
+    ERR,
+    EXIT_INTERRUPTED,
+    EXIT_NO,
+    EXIT_REFUSED,
+    OUT,
+    complain,
+    fail,
+    natural_width,
+    show,
+)
+from runtime.cli.serve import StopSignals
 from runtime.cli.startup import StartupProgress
 
 if TYPE_CHECKING:
@@ -28,38 +38,37 @@ if TYPE_CHECKING:
     from runtime.bench.session import Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
-    """Files to write; None writes none."""
-
-    json: Path | None
-    html: Path | None
+LEAST_COLUMNS = 3
+"""Load, policy and a figure."""
 
 
 async def bench_run(asked: Asked, outputs: Outputs, address: str | None) -> None:
-    """Measures until all is done, a signal comes, or the server fails; then what was measured is written and shown.
+    """Measures until all is done, a signal comes, or the server fails; then what was measured is shown and written.
 
     address: of a running server, where `asked` has no settings of one.
     """
-    import grpc.aio
+    from runtime.bench.errors import BenchError
+    from runtime.bench.table import has_failures
 
-    from runtime.bench.prepare import BenchError
-
-    signals = StopSignals()
     measuring = _Measuring(asked)
     error: Exception | None = None
     interrupted = False
     try:
-        interrupted = not await first_of(asyncio.create_task(measuring.run(address)), signals.asked)
-    except (grpc.aio.AioRpcError, BenchError) as raised:
+        interrupted = not await _finished(asyncio.create_task(measuring.run(address)), StopSignals())
+    except Exception as raised:  # raised again below: what was measured comes first, whatever ended it
         error = raised
     report = measuring.report()
+    unshown: OSError | None = None
+    written = True
     if report is not None:
-        _write(report, outputs)
-        _show(report)
+        try:
+            _show(report)
+        except OSError as raised:
+            unshown = raised
+        written = write_files(report, outputs)
     elif interrupted:
         ERR.print("no cell was measured to its end")
-    if measuring.policy_left:
+    if measuring.policy_left and address is not None:
         complain(f"the policy of before was not put back: {measuring.policy_left}; set it with outrider policy set")
     if isinstance(error, BenchError):
         fail(str(error), EXIT_REFUSED)
@@ -67,8 +76,34 @@ async def bench_run(asked: Asked, outputs: Outputs, address: str | None) -> None
         raise error
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if report is not None and any(group.figures.failures for group in report.groups):
+    if not written or (report is not None and has_failures(report)):
         raise typer.Exit(EXIT_NO)
+    if unshown is not None:
+        raise unshown
+
+
+async def _finished(work: asyncio.Task[None], signals: StopSignals) -> bool:
+    """Waits for the work, whose error is raised here; False where a signal ended it.
+
+    The first signal has it end in order: the policy is put back, and a server of its own stopped. A second one ends
+    that too.
+    """
+    asked, insisted = (asyncio.create_task(event.wait()) for event in (signals.asked, signals.insisted))
+    try:
+        await asyncio.wait((work, asked), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            ERR.print("stopping; once more to end at once")
+            work.cancel()
+            await asyncio.wait((work, insisted), return_when=asyncio.FIRST_COMPLETED)
+            work.cancel()
+            await asyncio.wait((work,))
+    finally:
+        asked.cancel()
+        insisted.cancel()
+    if work.cancelled():
+        return False
+    work.result()
+    return True
 
 
 class _Measuring:
@@ -174,26 +209,31 @@ class _CellProgress:
         self._bar.advance(self._task)
 
 
-def _write(report: Report, outputs: Outputs) -> None:
-    if outputs.json is not None:
-        outputs.json.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        ERR.print(f"wrote {escape(str(outputs.json))}", soft_wrap=True)
-    if outputs.html is not None:
-        from runtime.bench.page import page
-
-        outputs.html.write_text(page(report), encoding="utf-8")
-        ERR.print(f"wrote {escape(str(outputs.html))}", soft_wrap=True)
-
-
 def _show(report: Report) -> None:
     from runtime.bench.table import comparison_lines, cost_table, remarks, speed_table
 
     if not report.complete:
         OUT.print(f"ended early: {len(report.cells)} of {report.cells_planned} cells were measured")
-    show(speed_table(report))
-    OUT.print()
-    show(cost_table(report))
-    OUT.print()
+    for table in (speed_table(report), cost_table(report)):
+        left_out: list[str] = []
+        if OUT.is_terminal:
+            left_out = fit(table, OUT.width)
+            OUT.print(table, crop=False)
+        else:
+            show(table)
+        if left_out:
+            OUT.print(f"no room for {', '.join(left_out)}: --json has all, and so has a wider terminal", soft_wrap=True)
+        OUT.print()
     dtype = report.identity.model.dtype
     for line in [*remarks(report), *(line for one in report.comparisons for line in comparison_lines(one, dtype))]:
         OUT.print(escape(line), soft_wrap=True)
+
+
+def fit(table: Table, width: int) -> list[str]:
+    """Takes columns off the right of a table until it fits whole, and gives their headings. What is left of a number
+    that was cut would be read as another."""
+    left_out: list[str] = []
+    while len(table.columns) > LEAST_COLUMNS and natural_width(table) > width:
+        left_out.insert(0, str(table.columns.pop().header))
+    table.width = natural_width(table)
+    return left_out

@@ -13,13 +13,21 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fakes.bench import asked_of
 from fakes.commands import closed_port
 from fakes.servers import printed_until_ready
+from typer import Exit
 from typer.testing import CliRunner
 
 from runtime.bench.document import Report
+from runtime.bench.errors import BenchError
+from runtime.cli import bench_run as bench_run_module
+from runtime.cli.bench import _own_settings
+from runtime.cli.bench_files import Outputs
+from runtime.cli.bench_run import _finished
 from runtime.cli.console import EXIT_INTERRUPTED, EXIT_NO, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE
 from runtime.cli.main import app
 from runtime.front.client import OutriderClient
@@ -89,6 +97,8 @@ def policy_of(server: Server) -> tuple[int, int]:
         (("--prompts", "/nowhere/x.jsonl"), "/nowhere/x.jsonl: No such file"),
         (("--set", "server.prot=1"), "server.prot: unknown key"),
         (("--json", "/"), "--json /: is a directory; name a file in it"),
+        (("--json", "/tmp/x.txt", "--html", "/tmp/../tmp/x.txt"), "--json and --html both name /tmp/x.txt; name two"),
+        (("--concurrency", "9" * 5000), "give whole numbers from 1"),
         (("--html", "/nowhere/x.html"), "--html /nowhere/x.html: no such directory"),
     ],
 )
@@ -107,6 +117,17 @@ def test_a_page_without_matplotlib_names_the_extra_before_anything_is_started(mo
     assert result.exit_code == EXIT_USAGE
     assert "pip install 'outrider[bench]'" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_child_processes_are_the_weakest_default_of_launchers(tmp_path):
+    file = tmp_path / "some.yaml"
+    file.write_text("cluster:\n  launcher: ray\n")
+    flags = {"checkpoint": None, "launcher": None}
+    assert _own_settings(None, [], flags).cluster.launcher == "process"
+    assert _own_settings(None, ["cluster.launcher=ray"], flags).cluster.launcher == "ray"
+    assert _own_settings(str(file), [], flags).cluster.launcher == "ray"
+    assert _own_settings(str(file), [], {**flags, "launcher": "process"}).cluster.launcher == "process"
+    assert _own_settings(str(file), ["cluster.worker_threads=2"], flags).server.port == 0
 
 
 def test_a_server_that_is_not_there_is_one_line_and_code_4():
@@ -151,6 +172,16 @@ def test_a_running_server_is_measured_and_has_its_policy_back(server, tmp_path):
     assert [comparison.identical for comparison in report.comparisons] == [2, 2, 2]
     assert "<svg" in files[1].read_text()
     assert "2 of 2 prompts identical" in result.stdout
+
+
+def test_a_file_that_cannot_be_written_ends_with_1_and_costs_neither_the_table_nor_the_other(server, tmp_path):
+    html_file = tmp_path / "x.html"
+    where = ("--address", server.address, *TINY, "--concurrency", "2", "--policy", "off")
+    result = bench(*where, "--json", "/dev/full", "--html", str(html_file))
+    assert result.exit_code == EXIT_NO, result.output
+    assert "what clients see" in result.stdout
+    assert "<svg" in html_file.read_text()
+    assert "error: --json /dev/full: No space left on device; it was not written" in result.stderr
 
 
 def test_a_policy_that_the_server_cannot_serve_is_refused_and_nothing_is_switched(server):
@@ -208,6 +239,58 @@ def test_ctrl_c_keeps_the_cells_that_are_done_and_puts_the_policy_back(server, t
     assert revision > before[1]
 
 
+def test_a_second_signal_ends_what_the_first_one_has_end_in_order():
+    async def check() -> None:
+        signals = SimpleNamespace(asked=asyncio.Event(), insisted=asyncio.Event())
+        measuring, putting_back = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            try:
+                measuring.set()
+                await asyncio.Event().wait()
+            finally:
+                putting_back.set()
+                await asyncio.Event().wait()
+
+        waiting = asyncio.create_task(_finished(asyncio.create_task(work()), signals))
+        await measuring.wait()
+        signals.asked.set()
+        await putting_back.wait()
+        assert not waiting.done()
+        signals.insisted.set()
+        assert await waiting is False
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(("left", "error"), [("UNAVAILABLE: gone", BenchError("too bad")), ("late", None)])
+def test_a_policy_that_was_left_and_the_error_are_both_told(left, error, monkeypatch, capsys):
+    class Measuring:
+        policy_left = left
+
+        def __init__(self, asked) -> None:
+            pass
+
+        async def run(self, address) -> None:
+            if error is not None:
+                raise error
+
+        def report(self) -> None:
+            return None
+
+    monkeypatch.setattr(bench_run_module, "_Measuring", Measuring)
+    work = bench_run_module.bench_run(asked_of(), Outputs(json=None, html=None), "127.0.0.1:1")
+    if error is None:
+        asyncio.run(work)
+    else:
+        with pytest.raises(Exit) as caught:
+            asyncio.run(work)
+        assert caught.value.exit_code == EXIT_REFUSED
+    told = capsys.readouterr().err
+    assert f"the policy of before was not put back: {left}; set it with outrider policy set" in told
+    assert ("error: too bad" in told) is (error is not None)
+
+
 def test_requests_that_fail_are_told_by_code_and_end_the_command_with_1(tmp_path):
     # Eight slots and no queue: of sixteen clients half are refused.
     arguments = (
@@ -233,7 +316,9 @@ def test_requests_that_fail_are_told_by_code_and_end_the_command_with_1(tmp_path
 
 
 def test_a_server_of_its_own_is_measured_on_the_real_model(tmp_path):
-    arguments = (*TINY, "--concurrency", "2", "--policy", "off,fixed:2", "--workload", "random", "--prompt-tokens", "9")
+    # Long enough that memory is sampled while requests run.
+    longer = ("--max-tokens", "100", "--workload", "random", "--prompt-tokens", "9")
+    arguments = (*TINY, *longer, "--concurrency", "2", "--policy", "off,fixed:2")
     process = start("bench", *arguments, "--json", "own.json", cwd=tmp_path, program=ITSELF)
     out, err = process.communicate(timeout=2 * LIMIT_S)
     assert process.returncode == 0, err

@@ -105,26 +105,25 @@ COUNTS = ServerCounts(
     drafted_by_position=(8, 8),
     admitted_by_position=(8, 7),
     accepted_by_position=(6, 3),
-    rank_s=1.0,
+    rank_s=0.95,
     target_s=0.5,
     verify_s=0.1,
     commit_s=0.15,
     draft_s=0.2,
-    execute_s=1.2,
+    execute_s=1.15,
     host_s=0.1,
 )
 
 
-def test_time_per_token_is_split_without_a_rest_and_overhead_is_per_step():
+def test_time_per_token_is_split_into_parts_that_add_up_and_overhead_is_per_step():
     found = figures_of([run_of(counts=COUNTS)], NO_LIMITS)
     assert found.time_per_token.model_dump() == pytest.approx(
         {
             "draft_ms": 10,
             "verify_ms": 30,
             "state_ms": 7.5,
-            "rank_rest_ms": 2.5,
             "host_and_link_ms": 15,
-            "total_ms": 65,
+            "total_ms": 62.5,
         }
     )
     assert found.overhead_per_step_ms == pytest.approx(30)
@@ -156,10 +155,10 @@ def test_lengths_are_of_the_requests_that_reported_their_rounds():
 
 
 def test_counters_differ_by_what_happened_between_two_moments():
-    before = operator_pb2.Counters(steps=3, drafted_by_position=[5, 4], rank_s=1.5, restarts=1)
-    after = operator_pb2.Counters(steps=10, drafted_by_position=[9, 6, 2], rank_s=4.0, restarts=1)
+    before = operator_pb2.Counters(steps=3, drafted_by_position=[5, 4], rank_s=1.5)
+    after = operator_pb2.Counters(steps=10, drafted_by_position=[9, 6, 2], rank_s=4.0)
     found = ServerCounts.of(after) - ServerCounts.of(before)
-    assert (found.steps, found.drafted_by_position, found.rank_s, found.restarts) == (7, (4, 2, 2), 2.5, 0)
+    assert (found.steps, found.drafted_by_position, found.rank_s) == (7, (4, 2, 2), 2.5)
     assert (found + found).drafted_by_position == (8, 4, 4)
 
 
@@ -181,4 +180,29 @@ def test_memory_is_summed_over_ranks_and_the_largest_sample_counts():
     )
     use = MemoryUse.of(status)
     assert use == MemoryUse(parameters=110, records=2000, slots=35, pages=37)
-    assert peak([use, replace(use, slots=0), replace(use, pages=40)]) == replace(use, pages=40)
+    assert peak([use, replace(use, pages=40), replace(use, slots=0)]) == replace(use, pages=40)
+
+
+def test_tokens_that_failed_requests_received_are_no_others():
+    failed = completion_of([round_of(0, 0), round_of(1, 2)], failure="UNAVAILABLE")
+    fine = completion_of([round_of(0, 0), round_of(1, 2)])
+    assert figures_of([run_of(fine, failed, counts=replace(COUNTS, emitted=8))], NO_LIMITS).tokens_of_others == 2
+
+
+def test_what_failed_before_a_cell_is_counted_apart_and_the_first_text_of_each_code_is_kept():
+    def failed(code: str, text: str):
+        return record_of(replace(completion_of([], failure=code), failure_text=text))
+
+    fine = record_of(completion_of([round_of(0, 0)]))
+    run = replace(
+        run_of(completion_of([round_of(0, 0)])),
+        records=(fine, failed("UNAVAILABLE", "one"), failed("UNAVAILABLE", "two")),
+        readings=(fine, failed("UNAVAILABLE", "three")),
+        warmup=(failed("INTERNAL", "four"),),
+        measured_anew=2,
+    )
+    found = figures_of([run, run], NO_LIMITS)
+    assert found.failures == {"UNAVAILABLE": 4}
+    assert found.failures_before == {"INTERNAL": 2, "UNAVAILABLE": 2}
+    assert found.failure_texts == {"INTERNAL": "four", "UNAVAILABLE": "one"}
+    assert found.measured_anew == 4

@@ -16,7 +16,7 @@ FAR = 1000
 
 
 def counts(*prefixes: int) -> RoundCounts:
-    return RoundCounts(prefixes=prefixes, near_limit=0, cut=0, other_length=0, passes=0, tokens=0)
+    return RoundCounts(prefixes=prefixes, near_limit=0, other_length=0, passes=0, tokens=0)
 
 
 def requests(accepted_by_request, gamma):
@@ -98,7 +98,7 @@ def test_rounds_near_the_limit_are_counted_apart_whether_cut_or_not():
         one = completion_of([round_of(0, 0), round_of(2, 2), round_of(1, 2), last])
         assert len(one.tokens) == 6 + emitted
         found = count_rounds([(one, 8)], 2)
-        assert (found.prefixes, found.near_limit, found.cut) == ((0, 1, 1), 1, 0)
+        assert (found.prefixes, found.near_limit) == ((0, 1, 1), 1)
         assert (found.passes, found.tokens) == (3, 7)
 
 
@@ -113,8 +113,25 @@ def test_a_round_that_the_limit_cannot_cut_is_a_full_one():
 def test_a_context_that_ends_a_request_early_is_its_limit():
     one = completion_of([round_of(0, 0), round_of(2, 2), round_of(2, 2, emitted=1)], at_length=True)
     assert count_rounds([(one, FAR)], 2).near_limit == 1
-    stopped = completion_of([round_of(0, 0), round_of(2, 2), round_of(2, 2, emitted=1)], at_length=False)
-    assert count_rounds([(stopped, FAR)], 2).cut == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), min_size=1, max_size=9))
+def test_a_round_that_an_end_of_sequence_cut_counts_by_what_was_accepted_before(ends):
+    accepted = [accepted for accepted, _ in ends]
+    cut = [
+        (
+            completion_of(
+                [round_of(0, 0), round_of(1, 4), round_of(one, 4, emitted=min(kept, one + 1))], at_length=False
+            ),
+            FAR,
+        )
+        for one, kept in ends
+    ]
+    found = count_rounds(cut, 4)
+    assert found.full == 2 * len(ends)
+    assert found.tokens_per_full_round == found.expected_by_survival
+    assert found.tokens_per_full_round == Fraction(sum(one + 1 for one in accepted) + 2 * len(ends), found.full)
+    assert found.tokens == sum(2 + min(kept, one + 1) for one, kept in ends)
 
 
 def test_rounds_of_another_length_are_counted_apart():

@@ -6,6 +6,7 @@ import asyncio
 import statistics
 
 import pytest
+from fakes.bench import asked_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,16 +37,37 @@ def test_lists_and_repeated_options_are_the_same():
         (parse_policies, "fixed:-1", "--policy 'fixed:-1'"),
         (parse_policies, "off:2", "--policy 'off:2'"),
         (parse_policies, "off,", "--policy ''"),
+        (parse_policies, "fixed:" + "9" * 5000, "not off or fixed:N, as in fixed:4"),
         (parse_concurrencies, "0", "from 1 to 4096"),
+        (parse_concurrencies, "1" * 5000, "from 1 to 4096"),
         (parse_concurrencies, "4x", "--concurrency '4x'"),
         (parse_rates, "0", "above 0"),
         (parse_rates, "nan", "--rate 'nan'"),
         (parse_rates, "inf", "--rate 'inf'"),
+        (parse_rates, "1" * 5000, "above 0"),
+        (parse_rates, "2,0.12345678,0.12345679", "0.12345678 and 0.12345679 would both be reported as 0.123457/s"),
     ],
 )
 def test_what_is_no_load_or_policy_is_refused_with_the_remedy(parse, text, words):
     with pytest.raises(SettingsError, match=words.replace("(", r"\(")):
         parse([text])
+
+
+@pytest.mark.parametrize(
+    ("loads", "number"),
+    [
+        ((Closed(1), Closed(4)), 8),
+        ((Closed(1), Closed(16), Closed(4)), 16),
+        ((Closed(12), Open(2.0)), 12),
+        ((Open(2.0), Open(4.0)), 16),
+    ],
+)
+def test_all_loads_have_the_same_number_of_requests_and_each_of_its_clients_has_one(loads, number):
+    asked = asked_of(requests=None, loads=loads, repeats=2, warmup=3)
+    assert asked.requests_per_cell == asked.most_requests == number
+    # Before a first repeat as many as in it, before the second three; two policies.
+    assert asked.total_requests == len(loads) * 2 * (3 * number + 3)
+    assert asked_of(requests=5, loads=loads).requests_per_cell == 5
 
 
 def test_cells_alternate_policies_and_each_repeat_begins_with_another():

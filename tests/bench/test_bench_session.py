@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import grpc.aio
 import pytest
-from fakes.bench import asked_of
+from fakes.bench import PROMPTS, asked_of, session_of
+from fakes.engine import DESCRIPTION
 from fakes.front import Front, in_loop, serving
 
-from runtime.bench.completion import generate_request
-from runtime.bench.load import Open, Policy, Slot
-from runtime.bench.prepare import BenchError, prepare
+from outrider.v1 import operator_pb2
+from runtime.bench import condition
+from runtime.bench import session as session_module
+from runtime.bench.errors import BenchError
+from runtime.bench.load import Closed, Open, Policy, Slot
 from runtime.bench.prompts import Prompts
 from runtime.bench.session import Session
-from runtime.bench.workload import Prompt, WorkloadError
-
-PROMPTS = Prompts(ids=((5, 6), (7, 8, 9)), max_tokens=(6, 4))
-
-
-def session_of(front: Front, *, note_cell=lambda slot: None, note_request=lambda: None, **changes: object) -> Session:
-    return Session(front.client, asked_of(**changes), PROMPTS, note_cell=note_cell, note_request=note_request)
 
 
 @in_loop
@@ -125,21 +122,161 @@ async def test_a_policy_that_somebody_else_sets_ends_the_run_and_stays() -> None
             await session.run()
         assert len(session.runs) == 1
         assert (await front.client.get_policy()).policy.fixed.gamma == 5
-        assert session.policy_left.startswith("ABORTED: ")
+        assert session.policy_left == ""
 
 
 @in_loop
-async def test_requests_that_fail_are_recorded_by_code() -> None:
+async def test_requests_that_fail_are_recorded_by_code_with_what_the_server_said() -> None:
+    async with serving(run_length=1, max_waiting=0, description=replace(DESCRIPTION, num_slots=1)) as front:
+        session = session_of(front, policies=(Policy(None),), loads=(Closed(4),), repeats=2, warmup=4)
+        await session.run()
+    for run in session.runs:
+        for records in (run.records, run.readings or run.warmup):
+            assert len(records) == 4
+            failed = [one.completion for one in records if one.completion.failure]
+            assert {one.failure for one in failed} == {"RESOURCE_EXHAUSTED"}
+            assert all("queue" in one.failure_text for one in failed)
+
+
+@in_loop
+async def test_a_request_that_the_server_takes_for_malformed_ends_the_run_with_its_text() -> None:
+    async with serving(run_length=1) as front:
+        prompts = Prompts(ids=((5,), (99_999,)), max_tokens=(6, 6))
+        session = Session(front.client, asked_of(), prompts, note_cell=lambda slot: None, note_request=lambda: None)
+        with pytest.raises(BenchError, match=r"the server refuses prompt 2 as malformed: .*99999"):
+            await session.run()
+        assert session.runs == []
+        assert (await front.client.get_policy()).policy.fixed.gamma == 4
+
+
+def regaining(front: Front, monkeypatch) -> None:
+    """Ranks that were lost come back once somebody has seen that they are."""
+    get_status = front.client.get_status
+
+    async def seen():
+        status = await get_status()
+        if status.state == operator_pb2.SERVER_STATE_RECOVERING:
+            front.engine.set_serving(True)
+        return status
+
+    monkeypatch.setattr(front.client, "get_status", seen)
+    monkeypatch.setattr(condition, "POLL_S", 0.0)
+
+
+@pytest.mark.parametrize("at", [2, 6])
+def test_a_cell_in_which_ranks_were_lost_is_measured_anew(at, monkeypatch) -> None:
+    @in_loop
+    async def check() -> None:
+        calls = 0
+        async with serving(run_length=1) as front:
+
+            def lose_once() -> None:
+                nonlocal calls
+                calls += 1
+                if calls == at:
+                    front.engine.set_serving(False)
+
+            regaining(front, monkeypatch)
+            session = session_of(front, note_request=lose_once)
+            await session.run()
+            assert (await front.client.get_policy()).policy.fixed.gamma == 4
+        assert [run.measured_anew for run in session.runs] == [1, 0]
+        for run in session.runs:
+            assert not any(record.completion.failure for record in (*run.records, *run.readings))
+            assert run.counts.emitted == 20
+
+    check()
+
+
+@in_loop
+async def test_a_server_that_loses_its_ranks_again_and_again_is_not_measured(monkeypatch) -> None:
     async with serving(run_length=1) as front:
 
-        def drain() -> None:
-            front.engine.drain()
+        def lose() -> None:
+            if front.engine.is_serving:
+                front.engine.set_serving(False)
 
-        session = session_of(front, policies=(Policy(None),), warmup=0, note_request=drain)
+        regaining(front, monkeypatch)
+        session = session_of(front, note_request=lose)
+        with pytest.raises(BenchError, match="2 at a time, off: the server lost its ranks in each of 3 measurements"):
+            await session.run()
+        assert session.runs == []
+        assert session.policy_left == ""
+
+
+@in_loop
+async def test_ranks_that_do_not_come_back_end_the_run(monkeypatch) -> None:
+    monkeypatch.setattr(condition, "POLL_S", 0.0)
+    monkeypatch.setattr(condition, "RECOVERY_S", 0.0)
+    async with serving(run_length=1) as front:
+
+        def lose(slot: Slot) -> None:
+            if slot.policy == Policy(2):
+                front.engine.set_serving(False)
+
+        session = session_of(front, note_cell=lose)
+        with pytest.raises(BenchError, match=r"recovering \(a rank has ended\) and did not serve again in 0 s"):
+            await session.run()
+        assert len(session.runs) == 1
+
+
+@pytest.mark.parametrize(("end", "words"), [("drain", "is draining"), ("close_intake", "is stopping")])
+@pytest.mark.parametrize("at", [10, 14])
+def test_a_server_that_drains_or_stops_meanwhile_ends_the_run_and_keeps_the_cells(end, words, at) -> None:
+    @in_loop
+    async def check() -> None:
+        calls = 0
+        async with serving(run_length=1) as front:
+
+            def stop() -> None:
+                nonlocal calls
+                calls += 1
+                if calls == at:  # in what goes before the second cell, and in itself
+                    getattr(front.engine, end)()
+
+            session = session_of(front, note_request=stop)
+            with pytest.raises(BenchError, match=words):
+                await session.run()
+            assert len(session.runs) == 1
+            assert (await front.client.get_policy()).policy.fixed.gamma == 4
+
+    check()
+
+
+@in_loop
+async def test_memory_is_sampled_in_a_cell_and_a_sample_that_fails_costs_nothing_else(monkeypatch) -> None:
+    monkeypatch.setattr(session_module, "SAMPLE_S", 0.0)
+    async with serving(run_length=1) as front:
+        prompts = Prompts(ids=((5, 6),), max_tokens=(400,))
+        session = Session(
+            front.client,
+            asked_of(policies=(Policy(None),)),
+            prompts,
+            note_cell=lambda slot: None,
+            note_request=lambda: None,
+        )
         await session.run()
-        [run] = session.runs
-    assert {record.completion.failure for record in run.records} == {"UNAVAILABLE"}
-    assert len(run.records) == 4
+        assert len(session.runs[0].memory) > 2
+        assert max(use.slots for use in session.runs[0].memory) > 0
+
+        get_status, calls, num_failed = front.client.get_status, 0, 0
+
+        def count() -> None:
+            nonlocal calls
+            calls += 1
+
+        async def failing():
+            nonlocal num_failed
+            if 5 <= calls < 8:
+                num_failed += 1
+                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+            return await get_status()
+
+        monkeypatch.setattr(front.client, "get_status", failing)
+        session = session_of(front, policies=(Policy(None),), note_request=count)
+        await session.run()
+        assert num_failed > 0
+        assert len(session.runs) == 1
 
 
 @in_loop
@@ -157,72 +294,3 @@ async def test_a_server_that_is_gone_is_an_error_and_what_was_measured_stays() -
         await asyncio.gather(*stopping)
     assert len(session.runs) == 1
     assert session.policy_left.startswith("UNAVAILABLE: ")
-
-
-@in_loop
-async def test_preparing_reads_who_is_served_and_turns_texts_into_ids() -> None:
-    async with serving() as front:
-        workload = [
-            Prompt(content="def main():"),
-            Prompt(content=(1, 2, 3), max_tokens=9),
-            Prompt(content="never sent"),
-        ]
-        asked = asked_of(requests=2, prompt_tokens=2)
-        found = await prepare(front.client, asked, workload)
-        text = await front.client.tokenize("def main():")
-    assert found.prompts == Prompts(ids=(tuple(text[:2]), (1, 2)), max_tokens=(6, 9))
-    assert found.identity.model.model_type == "qwen3_next"
-    assert found.identity.devices == ["cpu"]
-    assert not found.identity.own_server
-    assert found.plan.prompts == 2
-
-
-@in_loop
-async def test_random_prompts_of_a_model_that_is_not_the_demo_need_its_tokenizer() -> None:
-    async with serving(settings={"model.served_name": "other"}) as front:
-        with pytest.raises(WorkloadError, match="name the tokenizer of other with --tokenizer DIR"):
-            await prepare(front.client, asked_of(workload="random"), None)
-    async with serving() as front:
-        found = await prepare(front.client, asked_of(workload="random", prompt_tokens=11), None)
-        assert {len(ids) for ids in found.prompts.ids} == {11}
-
-
-@pytest.mark.parametrize(
-    ("workload", "words"),
-    [
-        ([Prompt(content=(4096,))], "prompt 1: id 4096 is past the vocabulary of 4096 ids"),
-        ([Prompt(content=(1,)), Prompt(content=(1,) * 510)], "prompt 2: 510 tokens and 6 more are past the context"),
-        ([Prompt(content=(1,), max_tokens=600)], "prompt 1: 1 tokens and 600 more"),
-    ],
-)
-def test_prompts_that_the_model_cannot_take_are_named(workload, words) -> None:
-    @in_loop
-    async def check() -> None:
-        async with serving() as front:
-            with pytest.raises(WorkloadError) as caught:
-                await prepare(front.client, asked_of(), workload)
-        assert str(caught.value).startswith(words)
-
-    check()
-
-
-@in_loop
-async def test_a_server_that_drains_or_drafts_too_little_is_not_measured() -> None:
-    async with serving() as front:
-        with pytest.raises(BenchError, match="--policy fixed:9: this server drafts at most 8 tokens"):
-            await prepare(front.client, asked_of(policies=(Policy(9),)), [Prompt(content="x")])
-        await front.client.drain()
-        with pytest.raises(BenchError, match="the server is draining and refuses requests"):
-            await prepare(front.client, asked_of(), [Prompt(content="x")])
-        assert front.engine.submitted == []
-
-
-@in_loop
-async def test_a_request_of_text_is_the_same_as_one_of_its_ids() -> None:
-    async with serving() as front:
-        ids = await front.client.tokenize("import os")
-        for prompt in ("import os", ids):
-            request = generate_request(prompt, 3, report_rounds=False)
-            _ = [frame async for frame in front.client.generate(request)]
-        one, other = front.engine.submitted
-    assert one.prompt == other.prompt == tuple(ids)

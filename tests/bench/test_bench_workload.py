@@ -19,7 +19,8 @@ def test_the_held_out_prompts_are_texts():
 
 def test_a_file_gives_texts_and_ids_with_limits_of_their_own(tmp_path):
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "a\\u2028b"}\n\n{"token_ids": [5, 6], "max_tokens": 9}\r\n', encoding="utf-8")
+    path.write_text('{"prompt": "a\\u2028b"}\n\n{"token_ids": [5, 6], "max_tokens": 9}\r\n', encoding="utf-8-sig")
+    assert [prompt.where for prompt in read_prompts(path)] == [f"{path}:1", f"{path}:3"]
     assert read_prompts(path) == [Prompt(content="a\u2028b"), Prompt(content=(5, 6), max_tokens=9)]
 
 

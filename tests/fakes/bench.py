@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from fakes.front import Front
 
 from runtime.bench import document
 from runtime.bench.asked import Asked
@@ -10,6 +12,8 @@ from runtime.bench.completion import Completion, Frame
 from runtime.bench.counters import MemoryUse, ServerCounts
 from runtime.bench.figures import CellRun, Record
 from runtime.bench.load import Closed, Load, Policy, Slot
+from runtime.bench.prompts import Prompts
+from runtime.bench.session import Session
 from runtime.request import Round
 
 TWO = Policy(2)
@@ -37,6 +41,20 @@ def asked_of(**changes: object) -> Asked:
         "limits": NO_LIMITS,
     }
     return Asked(**{**values, **changes})  # type: ignore[arg-type]
+
+
+PROMPTS = Prompts(ids=((5, 6), (7, 8, 9)), max_tokens=(6, 4))
+
+
+def session_of(
+    front: Front,
+    *,
+    note_cell: Callable[[Slot], None] = lambda slot: None,
+    note_request: Callable[[], None] = lambda: None,
+    **changes: object,
+) -> Session:
+    """Of a small benchmark of a front, and two prompts of six and four tokens."""
+    return Session(front.client, asked_of(**changes), PROMPTS, note_cell=note_cell, note_request=note_request)
 
 
 def round_of(accepted: int, gamma: int, *, emitted: int | None = None, margin: float = 1.0) -> Round:

@@ -1,0 +1,7 @@
+"""What ends a benchmark before its end."""
+
+from __future__ import annotations
+
+
+class BenchError(RuntimeError):
+    """The server cannot be measured, or was changed meanwhile. The text says what, and the remedy."""

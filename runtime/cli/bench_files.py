@@ -1,0 +1,105 @@
+"""The files of a benchmark's report. What cannot be written costs nothing but itself. Knows no figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from configs.load import SettingsError
+from runtime.cli.console import ERR, complain
+
+if TYPE_CHECKING:
+    from runtime.bench.document import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Files to write; None writes none."""
+
+    json: Path | None
+    html: Path | None
+
+    def check(self) -> None:
+        """Raises SettingsError where what was asked for could not be written after minutes of measuring."""
+        for option, path in (("--json", self.json), ("--html", self.html)):
+            if path is None:
+                continue
+            if path.is_dir():
+                raise SettingsError(f"{option} {path}: is a directory; name a file in it")
+            if not path.absolute().parent.is_dir():
+                raise SettingsError(f"{option} {path}: no such directory; make it, or name another file")
+            if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+                raise SettingsError(f"{option} {path}: cannot be written; name another file")
+        if self.json is not None and self.html is not None and self.json.resolve() == self.html.resolve():
+            raise SettingsError(f"--json and --html both name {self.json}; name two files")
+        if self.html is not None and importlib.util.find_spec("matplotlib") is None:
+            raise SettingsError(
+                "--html draws plots with matplotlib, which is not installed: pip install 'outrider[bench]'"
+            )
+
+
+def write_files(report: Report, outputs: Outputs) -> bool:
+    """Whether all that were asked for were written; each that was not is told by option, path and reason."""
+
+    def as_json() -> str:
+        return report.model_dump_json(indent=1) + "\n"
+
+    def as_page() -> str:
+        from runtime.bench.page import page
+
+        return page(report)
+
+    done = [
+        _write("--json", outputs.json, as_json),
+        _write("--html", outputs.html, as_page),
+    ]
+    return all(done)
+
+
+def _write(option: str, path: Path | None, make: Callable[[], str]) -> bool:
+    if path is None:
+        return True
+    try:
+        _put(path, make())
+    except Exception as error:  # plotting may raise anything; the measurement is worth more than the picture
+        reason = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
+        complain(f"{option} {path}: {reason}; it was not written")
+        return False
+    ERR.print(f"wrote {escape(str(path))}", soft_wrap=True)
+    return True
+
+
+def _put(path: Path, text: str) -> None:
+    """Replaces a file at once, so that none is left half written. What is no plain file is written as it stands."""
+    folder = path.absolute().parent
+    if _is_stdout(path):
+        # Opening it anew would cut off what the tables have written there.
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    if path.is_symlink() or (path.exists() and not path.is_file()) or not os.access(folder, os.W_OK):
+        path.write_text(text, encoding="utf-8")
+        return
+    beside = folder / f".outrider-bench-{os.getpid()}.tmp"
+    try:
+        beside.write_text(text, encoding="utf-8")
+        if path.exists():
+            shutil.copymode(path, beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _is_stdout(path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):  # not there yet, or nothing to write to
+        return False
