@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from fakes import echo_worker
+from flow.house import by_day
 
 import runtime
 from configs.schema import ClusterSettings
@@ -51,15 +52,11 @@ def run_fake(*arguments: str, timeout_s: float, orphaned: bool = False) -> dict[
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("case", "daemon"),
-    [
-        ("kill", "raylet"),
-        pytest.param("kill", "gcs_server", marks=pytest.mark.full),
-        ("hang", "gcs_server"),
-        pytest.param("hang", "raylet", marks=pytest.mark.full),
-    ],
+    "fault",
+    by_day({f"{case}-{daemon}": (case, daemon) for case in ("kill", "hang") for daemon in ("raylet", "gcs_server")}),
 )
-def test_a_local_ray_that_loses_a_daemon_is_replaced_by_a_fresh_one(tmp_path: Path, case: str, daemon: str) -> None:
+def test_a_local_ray_that_loses_a_daemon_is_replaced_by_a_fresh_one(tmp_path: Path, fault: tuple[str, str]) -> None:
+    case, daemon = fault
     assert shutil.which("setsid"), "util-linux is missing"
     found = run_fake(case, daemon, str(tmp_path), timeout_s=120, orphaned=True)
     assert found["num_processes"] >= 6  # two daemons, two ranks, and Ray's own helpers

@@ -39,6 +39,11 @@ def by_day(cases: Mapping[str, Any], count: int = 1) -> list[Any]:
     ]
 
 
+def on_turn(turn: int, of: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Marks a test that runs every `of` days, those of its turn, and in the full run."""
+    return (lambda test: test) if SEED % of == turn else pytest.mark.full
+
+
 Frame = inference_pb2.GenerateResponse
 
 

@@ -22,7 +22,7 @@ from fakes import saboteur
 from fakes.relay import RelayedLauncher
 from fakes.saboteur import Order
 from fakes.supervised import is_gone
-from flow.house import SEED, House, by_day, open_house, request
+from flow.house import SEED, House, by_day, on_turn, open_house, request
 
 from configs.schema import ServeSettings
 from runtime.cluster.process_launcher import ProcessLauncher
@@ -204,6 +204,7 @@ def chain(faulty: FaultyHouse, count: int, seed: int) -> None:
     assert len(json.loads(faulty.orders.read_text())) == 0
 
 
+@on_turn(0, of=2)
 def test_three_faults_in_a_row(faulty: FaultyHouse) -> None:
     chain(faulty, 3, seed=5)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flow.house import House, Reply, by_day, heldout, open_house, request
+from flow.house import House, Reply, by_day, heldout, on_turn, open_house, request
 from oracles import tiny
 
 from outrider.v1 import inference_pb2
@@ -56,6 +56,7 @@ def test_two_ranks_say_what_one_says(reference_house: House, layout: dict[str, i
         assert [streams(house, gamma, 6) for gamma in (None, 3)] == [plain, plain]
 
 
+@on_turn(1, of=2)
 def test_four_ranks_say_what_one_says(tmp_path: Path) -> None:
     """Peer order: with two ranks every exchange has but one other side."""
     tiny.write(tmp_path / "tiny", "base", agree=0.7)
