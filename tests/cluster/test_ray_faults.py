@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from fakes import echo_worker
-from flow.house import by_day
+from oracles.days import by_day
 
 import runtime
 from configs.schema import ClusterSettings

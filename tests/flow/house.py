@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
-import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-
-import pytest
 
 from configs.load import demo_checkpoint, load_settings
 from configs.schema import ServeSettings
@@ -25,24 +21,6 @@ from runtime.front.client import OutriderClient
 from runtime.serve import Deployment
 
 T = TypeVar("T")
-
-SEED = int(os.environ.get("OUTRIDER_TEST_SEED") or datetime.date.today().toordinal())
-"""Moves samples of large matrices: the day's number, unless the environment names another."""
-
-
-def by_day(cases: Mapping[str, Any], count: int = 1) -> list[Any]:
-    """Parameters of which every run has `count`, others each day, and the full run all."""
-    chosen = {(SEED + i) % len(cases) for i in range(count)}
-    return [
-        pytest.param(case, id=name, marks=() if i in chosen else pytest.mark.full)
-        for i, (name, case) in enumerate(cases.items())
-    ]
-
-
-def on_turn(turn: int, of: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Marks a test that runs every `of` days, those of its turn, and in the full run."""
-    return (lambda test: test) if SEED % of == turn else pytest.mark.full
-
 
 Frame = inference_pb2.GenerateResponse
 

@@ -22,7 +22,8 @@ from fakes import saboteur
 from fakes.relay import RelayedLauncher
 from fakes.saboteur import Order
 from fakes.supervised import is_gone
-from flow.house import SEED, House, by_day, on_turn, open_house, request
+from flow.house import House, open_house, request
+from oracles.days import SEED, by_day, on_turn
 
 from configs.schema import ServeSettings
 from runtime.cluster.process_launcher import ProcessLauncher

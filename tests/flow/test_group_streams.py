@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flow.house import House, Reply, by_day, heldout, on_turn, open_house, request
+from flow.house import House, Reply, heldout, open_house, request
 from oracles import tiny
+from oracles.days import by_day, on_turn
 
 from outrider.v1 import inference_pb2
 from runtime.bench.comparison import PolicyRun, first_difference

@@ -15,6 +15,7 @@ import torch
 from flow.gtest import holm_rejects, table_p_values
 from flow.house import House, request
 from oracles import tiny
+from oracles.days import on_turn
 
 from configs.load import demo_checkpoint
 
@@ -63,6 +64,7 @@ def check(house: House, law: dict[tuple[int, ...], float], count: int) -> None:
         assert not holm_rejects(again, 1e-9), f"first run rejected {rejected}: {p_values}; second run: {again}"
 
 
+@on_turn(1, of=2)
 @pytest.mark.timeout(3600)  # a re-run takes ten times as long
 def test_tokens_follow_the_targets_law(house: House, law: dict[tuple[int, ...], float]) -> None:
     check(house, law, 1500)

@@ -15,7 +15,8 @@ from typing import Any
 import grpc
 import pytest
 from fakes.supervised import is_gone
-from flow.house import House, by_day, open_house, request
+from flow.house import House, open_house, request
+from oracles.days import by_day
 
 from outrider.v1 import operator_pb2
 

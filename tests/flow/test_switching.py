@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 import pytest
-from flow.house import SEED, House, Reply, by_day, heldout, open_house, request
+from flow.house import House, Reply, heldout, open_house, request
+from oracles.days import SEED, by_day
 from oracles.metric_laws import Scrape, check_laws, check_rise, parse
 
 from outrider.v1 import inference_pb2, operator_pb2, types_pb2

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from oracles import tiny
+from oracles.days import by_day
 from oracles.driver import Driver, Live
 from oracles.ranks import load_worker
 from tokenizers import Tokenizer
@@ -58,7 +59,8 @@ def streams(worker: Worker, drive: Callable[[Driver], None], **fields: object) -
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}], ids=["greedy", "coupled", "top_k"]
+    "fields",
+    by_day({"greedy": {}, "coupled": {"temperature": 1.0}, "top_k": {"temperature": 0.7, "top_k": 5}}, count=2),
 )
 def test_speculation_changes_no_token(worker: Worker, fields: dict[str, object]) -> None:
     plain = streams(worker, lambda d: d.run(0), **fields)
@@ -122,7 +124,7 @@ def plain(worker: Worker) -> list[int]:
     return streams(worker, lambda d: d.run(0))[0]
 
 
-@pytest.mark.parametrize("position", range(6))
+@pytest.mark.parametrize("position", by_day({str(position): position for position in range(6)}, count=3))
 def test_a_stop_token_ends_an_accepted_run_in_its_middle(worker: Worker, plain: list[int], position: int) -> None:
     stop = plain[position]
     expected = plain[: plain.index(stop) + 1]

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from flow.gtest import holm_rejects, table_p_values
+from oracles.days import by_day
 from oracles.driver import Driver, Live
 from oracles.make_tiny_models import write_checkpoint
 from oracles.ranks import load_worker
@@ -98,7 +99,7 @@ def check(count: int, budgets: Sequence[int]) -> None:
     assert not holm_rejects(p_values, 1e-6), p_values
 
 
-@pytest.mark.parametrize("budgets", BUDGETS.values(), ids=BUDGETS)
+@pytest.mark.parametrize("budgets", by_day(BUDGETS))
 def test_tokens_follow_the_targets_law(budgets: Sequence[int]) -> None:
     check(2000, budgets)
 
