@@ -219,8 +219,6 @@ class Engine:
 
     async def check_integrity(self) -> IntegrityReport:
         """Checks the books and has every rank check itself. Raises Unavailable when the ranks are not there."""
-        if self._readiness.outage:
-            raise Unavailable(f"the ranks are not there ({self._readiness.outage}); try again later")
         try:
             found = await self._books.life.group.link.check_integrity()
         except WorkerError as error:

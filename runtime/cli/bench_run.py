@@ -27,8 +27,8 @@ from runtime.cli.console import (
     natural_width,
     show,
 )
+from runtime.cli.own_server import own_server
 from runtime.cli.serve import StopSignals
-from runtime.cli.startup import StartupProgress
 
 if TYPE_CHECKING:
     from configs.schema import ServeSettings
@@ -161,15 +161,8 @@ async def _server(settings: ServeSettings | None, address: str | None) -> AsyncI
         assert address is not None, "neither settings nor an address"
         yield address
         return
-    from runtime.serve import Deployment
-
-    deployment = Deployment(settings)
-    try:
-        with StartupProgress(settings.parallel) as progress:
-            await deployment.start(progress)
-        yield deployment.address
-    finally:
-        await deployment.stop(0)
+    async with own_server(settings) as own_address:
+        yield own_address
 
 
 class _CellProgress:

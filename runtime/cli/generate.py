@@ -13,8 +13,8 @@ from configs.load import demo_checkpoint, load_settings
 from runtime.bench.completion import rounds_of
 from runtime.cli.console import ERR, EXIT_USAGE, OUT, fail, guarded, run, write
 from runtime.cli.options import UINT32_MAX, UINT64_MAX, checked_address, checked_text, text_of_stdin
+from runtime.cli.own_server import own_server
 from runtime.cli.rounds import COLOURS, SIGNS, legend, paint
-from runtime.cli.startup import StartupProgress
 
 if TYPE_CHECKING:
     from outrider.v1 import inference_pb2
@@ -154,8 +154,6 @@ async def _server(address: str | None, checkpoint: Path | None, gamma: int | Non
     if address is not None:
         yield address
         return
-    from runtime.serve import Deployment
-
     overrides: dict[str, object] = {
         "cluster.launcher": "process",
         "server.port": 0,
@@ -164,11 +162,5 @@ async def _server(address: str | None, checkpoint: Path | None, gamma: int | Non
     }
     if gamma is not None:
         overrides["speculation.gamma"] = gamma
-    settings = load_settings(None, overrides)
-    deployment = Deployment(settings)
-    try:
-        with StartupProgress(settings.parallel) as progress:
-            await deployment.start(progress)
-        yield deployment.address
-    finally:
-        await deployment.stop(0)
+    async with own_server(load_settings(None, overrides)) as own_address:
+        yield own_address
