@@ -16,7 +16,10 @@ def health(
     service: Annotated[str, typer.Option(help="Service to ask about; empty asks about the process.")] = "",
     timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Ask servers whether they serve; exit code 0 if so, 1 where one does not."""
+    """Ask servers whether a service serves; exit code 0 if so, 1 where one does not.
+
+    Without --service: whether the process lives. outrider.v1.InferenceService: whether it takes requests.
+    """
     run(_health(addresses, service, timeout_s))
 
 
