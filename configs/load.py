@@ -15,7 +15,7 @@ from configs.schema import ServeSettings
 BUNDLED = Path(__file__).resolve().parent
 """This package on disk: the YAML files and the demo checkpoint are installed with it."""
 
-PATH_KEYS = ("model.path", "state_dir")
+PATH_KEYS = ("model.path", "state_dir", "speculation.profile")
 """Paths: relative ones in a YAML file start at that file, relative ones given as overrides at the working directory."""
 
 

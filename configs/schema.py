@@ -97,14 +97,73 @@ class SchedulerSettings(Settings):
     default_max_tokens: int = Field(128, ge=1, description="max_tokens of a request that names none.")
 
 
+class DynamicSettings(Settings):
+    """Bounds and aim of the dynamic policy at start."""
+
+    gamma_min: int = Field(
+        0, ge=0, le=GAMMA_LIMIT, description="Drafts per round that are drawn and verified whatever they cost."
+    )
+    gamma_max: int | None = Field(
+        None, ge=0, le=GAMMA_LIMIT, description="Drafts per round at most; unset takes speculation.gamma_max."
+    )
+    itl_limit_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Goodput: the longest time from one delivery of a stream to the next, which is that of a step; "
+        "unset aims at throughput alone.",
+    )
+    min_gain: float = Field(
+        0.01, ge=0, le=1, description="Speculation must promise this much more than ordinary decoding, as a share."
+    )
+    min_survival: float = Field(
+        0.0, ge=0, le=1, description="Drafts whose survival is estimated below this are not verified."
+    )
+
+
 class SpeculationSettings(Settings):
     """How drafts are made, and the policy at start."""
 
-    policy: Literal["off", "fixed"] = Field("fixed", description="off: plain decoding. fixed: always gamma drafts.")
+    policy: Literal["off", "fixed", "dynamic"] = Field(
+        "fixed",
+        description="off: plain decoding. fixed: always gamma drafts. dynamic: as many as pay, by confidence, load and "
+        "the hardware profile; without a profile of this machine it runs as fixed.",
+    )
+    revision: int = Field(
+        1,
+        ge=1,
+        description="A policy that operators set is kept under state_dir and comes before this one, unless this number "
+        "is higher than the kept one's: raise it to have the policy written here take over.",
+    )
     gamma: int = Field(4, ge=0, le=GAMMA_LIMIT, description="Drafts per round under the fixed policy.")
     gamma_max: int = Field(
         GAMMA_LIMIT, ge=0, le=GAMMA_LIMIT, description="Longest draft the policy can be switched to; sizes buffers."
     )
+    dynamic: DynamicSettings = DynamicSettings()
+    drafter: Literal["mtp", "oracle"] = Field(
+        "mtp",
+        description="mtp: the checkpoint's multi-token-prediction head. oracle, for measurements alone: the head's "
+        "passes are made, and requests may bring drafts that stand with a probability of their choice.",
+    )
+    confidence: Literal["auto", "margin", "max_probability", "entropy", "head"] = Field(
+        "auto",
+        description="What tells how sure the drafter is, before it draws: the lead of its first choice over its "
+        "second, its first choice's probability, the entropy of its law, or the checkpoint's confidence head. auto "
+        "takes the head where there is one, else the margin.",
+    )
+    explore_every: int = Field(
+        64,
+        ge=2,
+        description="The dynamic policy drafts and verifies beyond what pays once in so many steps, to learn of it.",
+    )
+    profile: Path | None = Field(
+        None,
+        description="Hardware profile to use; unset takes the newest of this geometry under state_dir, else a shipped "
+        "one.",
+    )
+    measure_profile: bool = Field(
+        False, description="Measure a hardware profile at start where none fits; takes minutes."
+    )
+    profile_max_age_days: float = Field(30.0, gt=0, description="A profile older than this counts as stale.")
     hidden_window: int = Field(
         16, ge=1, le=256, description="Committed tokens whose hidden states wait for a drafter that is switched off."
     )
@@ -113,6 +172,14 @@ class SpeculationSettings(Settings):
     def _gamma_fits(self) -> SpeculationSettings:
         if self.gamma > self.gamma_max:
             raise ValueError(f"gamma is {self.gamma} but gamma_max is {self.gamma_max}; lower gamma or raise gamma_max")
+        bounds = self.dynamic
+        most = self.gamma_max if bounds.gamma_max is None else bounds.gamma_max
+        if most > self.gamma_max:
+            raise ValueError(
+                f"dynamic.gamma_max is {most} but gamma_max is {self.gamma_max}; lower the one or raise the other"
+            )
+        if bounds.gamma_min > most:
+            raise ValueError(f"dynamic.gamma_min is {bounds.gamma_min}, above the longest draft of {most}; lower it")
         return self
 
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import NamedTuple
 
 from runtime.events import ErrorEvent, EventSink, TokenEvent
 from runtime.front.errors import AbortedByOperator, InternalError, InvalidRequest, OutriderError, Unavailable
@@ -27,6 +28,14 @@ from state.ledger import RunningSequence
 from workers.plan import StepPlan, StepResult
 
 log = logging.getLogger(__name__)
+
+
+class Settled(NamedTuple):
+    """One sequence's part in a step's result."""
+
+    sequence: RunningSequence
+    request: Request
+    outcome: Outcome
 
 
 class Books:
@@ -84,20 +93,29 @@ class Books:
             for new in batch.admitted:
                 self.live.note_start(new.uid)
 
-    def settle(self, plan: StepPlan, result: StepResult) -> Iterator[TokenEvent]:
-        """Commits a result to the ledgers, ends what is finished, and yields the events."""
+    def rounds(self, plan: StepPlan, result: StepResult) -> list[Settled]:
+        """What a result says of the sequences that are still there: others were aborted while the step ran. Raises
+        StalePlan."""
         scheduler = self.life.scheduler
-        num_drafts = plan.gamma if plan.feed_drafter else 0
-        for outcome in outcomes(plan, result):
-            sequence = scheduler.find(outcome.dp_rank, outcome.slot, outcome.epoch)
-            if sequence is None:
-                continue  # aborted while the step ran
+        found = (
+            (scheduler.find(outcome.dp_rank, outcome.slot, outcome.epoch), outcome)
+            for outcome in outcomes(plan, result)
+        )
+        return [
+            Settled(sequence, self.live[sequence.uid].request, outcome)
+            for sequence, outcome in found
+            if sequence is not None
+        ]
+
+    def settle(self, step_id: int, rounds: Sequence[Settled]) -> Iterator[TokenEvent]:
+        """Commits a result to the ledgers, ends what is finished, and yields the events."""
+        for sequence, _, outcome in rounds:
             try:
-                sequence.commit(outcome.num_known, outcome.emitted, num_drafts)
+                sequence.commit(outcome.num_known, outcome.emitted)
                 if outcome.samples:
                     yield self._settle_round(sequence, outcome)
             except ValueError as error:
-                log.error("step %d: %s", plan.step_id, error)
+                log.error("step %d: %s", step_id, error)
                 self.fail([sequence.uid], InternalError(f"the worker's answer does not fit: {error}"))
 
     def _settle_round(self, sequence: RunningSequence, outcome: Outcome) -> TokenEvent:

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from configs.schema import ServeSettings
 from parallel.mesh import Mesh
@@ -26,11 +27,13 @@ from runtime.life import Life, begin_life, next_life
 from runtime.link import GroupSource, RankProgress
 from runtime.live import EarlyEnd, RequestStatus
 from runtime.outbox import Event
+from runtime.policies import Policies, ProfileSource
 from runtime.readiness import Readiness
 from runtime.request import Request
 from runtime.statistics import EngineStatistics
 from runtime.status import Aborted, EngineStatus, IntegrityReport
-from runtime.verification.policy import Policy, PolicyState, PolicyStore, initial_policy
+from runtime.verification.policy import Policy, PolicyState
+from runtime.verification.view import AdviceReport, ShadowView
 from workers.plan import WorkerDescription, WorkerError, WorkerLost
 
 log = logging.getLogger(__name__)
@@ -41,8 +44,12 @@ class Engine:
 
     groups: starts the group and brings it back.
     sink: takes events; the last one of a request is a finish or an error, unless an abort or a verdict ends it first.
+    profiles: where the hardware profile of the ranks is found; None looks for none.
+    state_dir: where the policy and what is learnt of drafts are kept over restarts; None keeps nothing.
     pause: waits a number of seconds between attempts to restart; tests pass their own.
     clock: seconds, by which lives are told short or long and requests are timed; tests pass their own.
+
+    policies: those in force, and the planner that follows them.
     """
 
     def __init__(
@@ -51,6 +58,8 @@ class Engine:
         groups: GroupSource,
         sink: EventSink,
         *,
+        profiles: ProfileSource | None = None,
+        state_dir: Path | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,7 +69,8 @@ class Engine:
         self._clock = clock
         self._books = Books(sink, max_waiting=settings.scheduler.max_waiting, clock=clock)
         self._readiness = Readiness()
-        self._policies: PolicyStore | None = None
+        self._profiles = profiles
+        self.policies = Policies(settings.speculation, state_dir)
         self._began_s = clock()
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
@@ -70,10 +80,15 @@ class Engine:
         assert self._loop_task is None, "an engine starts once"
         group = await self._groups.start(progress)
         try:
-            self._adopt(begin_life(group, self._books.queue, self._settings, None, now_s=self._clock()))
-            policy = initial_policy(self._settings.speculation, self.description.gamma_max)
-            self._policies = PolicyStore(policy, gamma_max=self.description.gamma_max, effective_step=1)
-        except ValueError:
+            found = None
+            if self._profiles is not None:
+                found = await self._profiles.find(
+                    group, progress, may_measure=self._settings.speculation.measure_profile
+                )
+            measured_on = None if found is None else found.life
+            self._adopt(begin_life(group, self._books.queue, self._settings, measured_on, now_s=self._clock()))
+            self.policies.begin(self.description, found, capacity=self._capacity)
+        except (ValueError, WorkerError):
             await self._groups.stop()
             raise
         self._loop_task = asyncio.create_task(self._run(), name="engine loop")
@@ -91,6 +106,7 @@ class Engine:
             self._loop_task.cancel()
             await asyncio.wait({self._loop_task})
             self._loop_task = None
+            self.policies.keep()
         try:
             self._books.fail(list(self._books.live), Unavailable("the server has stopped"))
             self._books.deliver(self._books.outbox.take())
@@ -173,18 +189,47 @@ class Engine:
     @property
     def policy(self) -> PolicyState:
         """Raises Unavailable before the first start."""
-        return self._policy_store.state
+        return self.policies.store.state
 
-    async def set_policy(self, policy: Policy, expected_revision: int | None = None) -> PolicyState:
-        """Puts a policy in force for all sequences from the next planned step on; returns once that step is fixed.
+    async def set_policy(
+        self,
+        policy: Policy | None,
+        expected_revision: int | None = None,
+        *,
+        priority: int | None = None,
+        set_by: str = "",
+    ) -> PolicyState:
+        """Puts a policy in force for all sequences from the next planned step on; returns once that step is fixed, and
+        the policy kept.
 
-        expected_revision: the revision the caller read; None replaces whatever is in force.
+        expected_revision: the revision the caller read; None replaces whatever is in force. priority, set_by: see
+        PolicyStore.set.
 
-        Raises StaleRevision, InvalidRequest, or Unavailable before the first start.
+        Raises StaleRevision, InvalidRequest, MissingFeature, or Unavailable before the first start.
         """
-        store = self._policy_store
-        step = self._books.life.scheduler.next_step_id
-        return store.set(policy, expected_revision=expected_revision, effective_step=step)
+        return await self.policies.set(
+            policy,
+            priority=priority,
+            expected_revision=expected_revision,
+            effective_step=self._books.life.scheduler.next_step_id,
+            set_by=set_by,
+        )
+
+    def add_policy_listener(self, listener: Callable[[PolicyState], None]) -> Callable[[], None]:
+        """`listener`, which must not raise, hears every change of the policy. Returns what ends that.
+
+        Raises Unavailable before the first start.
+        """
+        return self.policies.store.add_listener(listener)
+
+    def set_shadow(self, policy: Policy | None) -> ShadowView | None:
+        """Plans a second policy beside the one in force; None ends it. Raises InvalidRequest, MissingFeature, or
+        Unavailable before the first start."""
+        return self.policies.planner.set_shadow(policy)
+
+    def advise(self, *, num_sequences: int | None = None, context: int | None = None) -> AdviceReport:
+        """What each draft length would bring. Raises MissingFeature, or Unavailable before the first start."""
+        return self.policies.planner.advise(num_sequences=num_sequences, context=context)
 
     def statistics(self) -> EngineStatistics:
         """Raises Unavailable before the first start."""
@@ -206,6 +251,7 @@ class Engine:
             step=life.scheduler.next_step_id - 1,
             epoch=group.epoch,
             statistics=self.statistics(),
+            speculation=self.policies.planner.view(),
         )
 
     def live_requests(self, limit: int) -> tuple[list[RequestStatus], int]:
@@ -274,7 +320,7 @@ class Engine:
     async def _round(self) -> None:
         life = self._books.life
         started = time.perf_counter()
-        plan = life.scheduler.plan(self._policy_store.state.policy)
+        plan = life.scheduler.plan(self.policies.planner)
         self._books.note_starts(plan)
         handed_over = time.perf_counter()
         execution = asyncio.create_task(life.group.link.execute(plan))
@@ -287,12 +333,17 @@ class Engine:
             execution.cancel()
         answered = time.perf_counter()
         undecided: list[Event] = []
-        for event in self._books.settle(plan, result):
+        rounds = self._books.rounds(plan, result)
+        for event in self._books.settle(plan.step_id, rounds):
             (undecided.append if event.needs_verdict else self._books.outbox.hold)(event)
         self._books.deliver(undecided)
         if plan.num_sequences:
             host_s = (handed_over - started) + (time.perf_counter() - answered)
-            self._books.counters.add_step(result, execute_s=answered - handed_over, host_s=host_s)
+            execute_s = answered - handed_over
+            self._books.counters.add_step(result, execute_s=execute_s, host_s=host_s)
+            self.policies.planner.learn(
+                plan, [(request, outcome) for _, request, outcome in rounds], measured_s=execute_s + host_s
+            )
             life.num_steps += 1
 
     async def _recover(self, cause: str) -> None:
@@ -323,7 +374,12 @@ class Engine:
             patience.cancel()
         self._adopt(life)
         self._books.counters.restarts += 1
-        self._policy_store.fit(self.description.gamma_max, effective_step=life.scheduler.next_step_id)
+        found = None
+        if self._profiles is not None:  # the ranks may be on another machine now
+            found = await self._profiles.find(life.group, lambda *done: None, may_measure=False)
+        self.policies.fit(
+            self.description.gamma_max, found, capacity=self._capacity, effective_step=life.scheduler.next_step_id
+        )
         self._books.deliver(self._books.outbox.take())
         self._readiness.regain()
 
@@ -338,7 +394,6 @@ class Engine:
         life.group.lost.add_done_callback(lambda lost: self._work.set())
 
     @property
-    def _policy_store(self) -> PolicyStore:
-        if self._policies is None:
-            raise Unavailable("the server is starting")
-        return self._policies
+    def _capacity(self) -> int:
+        """Sequences that can run at once."""
+        return self.mesh.dp * self.description.num_slots

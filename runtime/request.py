@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from workers.plan import MAX_EOS_IDS, MAX_STOP_IDS
+from workers.plan import MAX_EOS_IDS, MAX_STOP_IDS, OracleDrafts
 
 MAX_STOP_TOKEN_IDS = MAX_STOP_IDS - MAX_EOS_IDS
 """Stop token ids a request may name: what the worker's table leaves when the checkpoint's own ids are in it."""
@@ -45,7 +45,11 @@ class StopParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One validated request. `uid` is unique for the life of the server; `request_id` is the caller's name for it."""
+    """One validated request. `uid` is unique for the life of the server; `request_id` is the caller's name for it.
+
+    max_drafts: drafts per round at most, whatever the policy says; None sets no limit.
+    oracle: for measurements, drafts in place of the drafter's own.
+    """
 
     uid: int
     request_id: str
@@ -54,6 +58,8 @@ class Request:
     stopping: StopParams
     priority: int = 0
     report_rounds: bool = False
+    max_drafts: int | None = None
+    oracle: OracleDrafts | None = None
 
 
 class FinishReason(Enum):

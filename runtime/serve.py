@@ -20,7 +20,10 @@ from runtime.front.metrics_server import MetricsServer, metrics_endpoint
 from runtime.front.server import FrontServer
 from runtime.front.tokenizer import Tokenizer
 from runtime.link import RankProgress
+from runtime.profile.obtain import ProfileFinder
 from runtime.statistics import EngineStatistics
+from runtime.status import EngineStatus
+from runtime.verification.policy import describe
 from workers.address import join_address
 from workers.models.layouts import check_layout
 from workers.plan import WorkerDescription
@@ -42,15 +45,22 @@ class _FrontFiles:
 class Deployment:
     """One model on a group of ranks behind one gRPC front; all but the ranks lives in this process."""
 
-    def __init__(self, settings: ServeSettings, launcher: Launcher | None = None) -> None:
+    def __init__(self, settings: ServeSettings, launcher: Launcher | None = None, *, keeps_state: bool = False) -> None:
         """settings: as `load_settings` gives them, with the checkpoint's path set. launcher: who starts ranks; unset
-        takes the one that the settings name."""
+        takes the one that the settings name. keeps_state: the policy and what is learnt of drafts outlast it, in
+        `state_dir`, and those of an earlier server are taken up."""
         assert settings.model.path is not None, "settings without a checkpoint"
         self._settings = settings
         self._path = settings.model.path
         self._supervisor = GroupSupervisor(settings, launcher or launcher_for(settings))
         self._hub = StreamHub(settings.server)
-        self._engine = Engine(settings, self._supervisor, self._hub)
+        self._engine = Engine(
+            settings,
+            self._supervisor,
+            self._hub,
+            profiles=ProfileFinder(settings),
+            state_dir=settings.state_dir if keeps_state else None,
+        )
         self._files: _FrontFiles | None = None
         self._front: FrontServer | None = None
         self._metrics = MetricsServer(settings, self._engine.status)
@@ -156,7 +166,7 @@ class Deployment:
         rows = [("front", self.address)]
         if self._metrics.address is not None:
             rows.append(("metrics", f"http://{self._metrics.address}/metrics"))
-        rows += [("layout", _layout_line(self.mesh))]
+        rows += [("layout", _layout_line(self.mesh)), *_speculation_rows(self._engine.status())]
         rows += [
             (f"rank {rank}", f"{launched.address} ({launched.name})")
             for rank, launched in enumerate(self._supervisor.launched)
@@ -167,6 +177,17 @@ class Deployment:
             whose = "joined" if self._settings.cluster.ray_address else "started here"
             rows.append(("ray", f"{ray.get_runtime_context().gcs_address} ({whose})"))
         return rows
+
+
+def _speculation_rows(status: EngineStatus) -> list[tuple[str, str]]:
+    """The policy in force, where it is from, and what a dynamic one goes by."""
+    state, view = status.policy, status.speculation
+    rows = [("policy", f"{describe(state.policy, state.classes)} (revision {state.revision}, by {state.set_by})")]
+    if view.fallback:
+        rows.append(("", f"runs as a fixed draft length: {view.fallback}"))
+    elif view.profile.is_usable:
+        rows.append(("profile", view.profile.detail))
+    return rows
 
 
 def _layout_line(mesh: Mesh) -> str:

@@ -29,6 +29,8 @@ class Outcome:
     num_accepted: int
     emitted: tuple[int, ...]
     margins: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
+    acceptance: tuple[float, ...] = ()
 
 
 def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
@@ -56,6 +58,8 @@ def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
             num_accepted=found.num_accepted[i],
             emitted=found.emitted[i],
             margins=found.margins[i] if plan.report_margins else (),
+            scores=found.scores[i],
+            acceptance=found.acceptance[i],
         )
         for dp_rank, (batch, found) in enumerate(pairs)
         for i in range(len(batch.slots))
@@ -63,7 +67,14 @@ def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
 
 
 def _check_lengths(plan: StepPlan, dp_rank: int, batch: BatchPlan, result: BatchResult) -> None:
-    columns: list[Sequence[object]] = [result.emitted, result.drafted, result.num_admitted, result.num_accepted]
+    columns: list[Sequence[object]] = [
+        result.emitted,
+        result.drafted,
+        result.num_admitted,
+        result.num_accepted,
+        result.scores,
+        result.acceptance,
+    ]
     if plan.report_margins:
         columns.append(result.margins)
     if any(len(column) != len(batch.slots) for column in columns):

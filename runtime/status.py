@@ -9,6 +9,7 @@ from parallel.mesh import Mesh
 from runtime.link import RankPlace
 from runtime.statistics import EngineStatistics
 from runtime.verification.policy import PolicyState
+from runtime.verification.view import SpeculationView
 from workers.plan import WorkerDescription
 
 
@@ -44,6 +45,7 @@ class EngineStatus:
     step: int
     epoch: int
     statistics: EngineStatistics
+    speculation: SpeculationView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

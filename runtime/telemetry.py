@@ -7,68 +7,18 @@ hold in each scrape, not only on average.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from runtime.histogram import HistogramView
 from runtime.live import EarlyEnd, End
+from runtime.metric import HistogramRow, Row, Samples, counter, counters, gauge, gauges, positions
 from runtime.request import FinishReason
+from runtime.speculation_metrics import PLANNER_METRICS, POLICY_METRICS
 from runtime.statistics import EngineStatistics
 from runtime.status import EngineStatus, ServerState
-from runtime.verification.policy import Fixed, Off
-
-Samples = Iterable[tuple[Mapping[str, object], float]]
-"""Values with the labels that tell them apart, the common ones left out."""
-
-
-class Kind(Enum):
-    """COUNTER values only rise from start to stop; their names end in _total. GAUGE values go either way."""
-
-    COUNTER = CounterMetricFamily
-    GAUGE = GaugeMetricFamily
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One metric of plain values. read: its samples; labels of the first are the labels of all."""
-
-    name: str
-    kind: Kind
-    meaning: str
-    read: Callable[[EngineStatus], Samples]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistogramRow:
-    """One metric in buckets."""
-
-    name: str
-    meaning: str
-    read: Callable[[EngineStatistics], HistogramView]
-
-
-def _counter(name: str, meaning: str, read: Callable[[EngineStatistics], float]) -> Row:
-    return Row(name=name, kind=Kind.COUNTER, meaning=meaning, read=lambda status: [({}, read(status.statistics))])
-
-
-def _counters(name: str, meaning: str, read: Callable[[EngineStatistics], Samples]) -> Row:
-    return Row(name=name, kind=Kind.COUNTER, meaning=meaning, read=lambda status: read(status.statistics))
-
-
-def _gauge(name: str, meaning: str, read: Callable[[EngineStatus], float]) -> Row:
-    return Row(name=name, kind=Kind.GAUGE, meaning=meaning, read=lambda status: [({}, read(status))])
-
-
-def _gauges(name: str, meaning: str, read: Callable[[EngineStatus], Samples]) -> Row:
-    return Row(name=name, kind=Kind.GAUGE, meaning=meaning, read=read)
-
-
-def _positions(counts: Iterable[int]) -> Samples:
-    return [({"position": position}, count) for position, count in enumerate(counts)]
 
 
 def _cache_usage(status: EngineStatus) -> float:
@@ -131,16 +81,6 @@ def _pages(status: EngineStatus, name: str) -> Samples:
     ]
 
 
-def _gamma(status: EngineStatus) -> int:
-    policy = status.policy.policy
-    return policy.gamma if isinstance(policy, Fixed) else 0
-
-
-def _policy(status: EngineStatus) -> Samples:
-    policy = status.policy.policy
-    return [({"policy": "off"}, isinstance(policy, Off)), ({"policy": "fixed"}, isinstance(policy, Fixed))]
-
-
 def _layout(status: EngineStatus) -> Samples:
     first = status.ranks[0]
     identity = {"model_type": first.model_type, "dtype": first.dtype, "numerics": first.numerics}
@@ -149,32 +89,32 @@ def _layout(status: EngineStatus) -> Samples:
 
 METRICS: tuple[Row | HistogramRow, ...] = (
     # What routers scrape.
-    _gauge("vllm:num_requests_running", "Requests that hold a slot.", lambda s: s.statistics.running),
-    _gauge("vllm:num_requests_waiting", "Requests in the queue.", lambda s: s.statistics.waiting),
-    _gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, of the fullest cache group; 1 is all.", _cache_usage),
-    _gauges("vllm:cache_config_info", "Tokens per KV page, and pages of the first cache group.", _cache_config),
-    _counter(
+    gauge("vllm:num_requests_running", "Requests that hold a slot.", lambda s: s.statistics.running),
+    gauge("vllm:num_requests_waiting", "Requests in the queue.", lambda s: s.statistics.waiting),
+    gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, of the fullest cache group; 1 is all.", _cache_usage),
+    gauges("vllm:cache_config_info", "Tokens per KV page, and pages of the first cache group.", _cache_config),
+    counter(
         "vllm:prompt_tokens_total",
         "Prompt tokens of requests whose prompt has been read.",
         lambda s: s.requests.prompt_tokens,
     ),
-    _counter("vllm:generation_tokens_total", "Tokens committed for requests.", lambda s: s.emitted),
-    _counters("vllm:request_success_total", "Requests that ended, by reason.", _vllm_ends),
-    _counter(
+    counter("vllm:generation_tokens_total", "Tokens committed for requests.", lambda s: s.emitted),
+    counters("vllm:request_success_total", "Requests that ended, by reason.", _vllm_ends),
+    counter(
         "vllm:spec_decode_num_drafts_total",
         "Rounds that drafted; mean accepted length is 1 + accepted tokens / drafts.",
         lambda s: sum(s.drafted_per_position[:1]),
     ),
-    _counter("vllm:spec_decode_num_draft_tokens_total", "Tokens drafted.", lambda s: s.drafted),
-    _counter(
+    counter("vllm:spec_decode_num_draft_tokens_total", "Tokens drafted.", lambda s: s.drafted),
+    counter(
         "vllm:spec_decode_num_accepted_tokens_total",
         "Drafted tokens that verification let stand; the target's own token of a round is not among them.",
         lambda s: s.accepted,
     ),
-    _counters(
+    counters(
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",
         "Accepted tokens by draft position, from 0.",
-        lambda s: _positions(s.accepted_per_position),
+        lambda s: positions(s.accepted_per_position),
     ),
     HistogramRow(
         name="vllm:time_to_first_token_seconds",
@@ -212,73 +152,67 @@ METRICS: tuple[Row | HistogramRow, ...] = (
         read=lambda s: s.requests.output_tokens,
     ),
     # The server.
-    _gauges("outrider_model_info", "What is served, and the layout of its ranks.", _layout),
-    _gauges(
+    gauges("outrider_model_info", "What is served, and the layout of its ranks.", _layout),
+    gauges(
         "outrider_state",
         "1 for the state that the server is in.",
         lambda s: [({"state": state.value}, s.state is state) for state in ServerState],
     ),
-    _gauge("outrider_uptime_seconds", "Since the engine started.", lambda s: s.uptime_s),
-    _counter("outrider_restarts_total", "Lives of the group of ranks after the first.", lambda s: s.restarts),
-    _counter("outrider_requests_submitted_total", "Requests taken in.", lambda s: s.requests.submitted),
-    _counters(
+    gauge("outrider_uptime_seconds", "Since the engine started.", lambda s: s.uptime_s),
+    counter("outrider_restarts_total", "Lives of the group of ranks after the first.", lambda s: s.restarts),
+    counter("outrider_requests_submitted_total", "Requests taken in.", lambda s: s.requests.submitted),
+    counters(
         "outrider_requests_ended_total", "Requests that ended, by how; the rest of those taken in is live.", _ends
     ),
-    _counters("outrider_requests_refused_total", "Requests that the engine did not take in, by error.", _refusals),
-    _gauges("outrider_running_requests", "Requests that hold a slot.", lambda s: _slots(s, "running")),
-    _gauges("outrider_slots_used", "Slots in use.", lambda s: _slots(s, "slots_used")),
-    _gauges("outrider_slots_free", "Slots that are free.", lambda s: _slots(s, "slots_free")),
-    _gauges("outrider_pages_used", "KV pages in use.", lambda s: _pages(s, "used")),
-    _gauges("outrider_pages_free", "KV pages that are free.", lambda s: _pages(s, "free")),
+    counters("outrider_requests_refused_total", "Requests that the engine did not take in, by error.", _refusals),
+    gauges("outrider_running_requests", "Requests that hold a slot.", lambda s: _slots(s, "running")),
+    gauges("outrider_slots_used", "Slots in use.", lambda s: _slots(s, "slots_used")),
+    gauges("outrider_slots_free", "Slots that are free.", lambda s: _slots(s, "slots_free")),
+    gauges("outrider_pages_used", "KV pages in use.", lambda s: _pages(s, "used")),
+    gauges("outrider_pages_free", "KV pages that are free.", lambda s: _pages(s, "free")),
     # Speculation.
-    _gauges("outrider_policy", "1 for the verification policy in force.", _policy),
-    _gauge("outrider_gamma_current", "Drafts per round under the policy in force.", _gamma),
-    Row(
-        name="outrider_gamma_changes_total",
-        kind=Kind.COUNTER,
-        meaning="Times that the verification policy was set, the same one again included.",
-        read=lambda s: [({}, s.policy.revision - 1)],
-    ),
-    _counter("outrider_steps_total", "Steps in which a sequence ran.", lambda s: s.steps),
-    _counter("outrider_rounds_total", "Target passes that emitted, counted per sequence.", lambda s: s.rounds),
-    _counter("outrider_emitted_tokens_total", "Tokens committed: accepted + rounds - trimmed.", lambda s: s.emitted),
-    _counter(
+    *POLICY_METRICS,
+    counter("outrider_steps_total", "Steps in which a sequence ran.", lambda s: s.steps),
+    counter("outrider_rounds_total", "Target passes that emitted, counted per sequence.", lambda s: s.rounds),
+    counter("outrider_emitted_tokens_total", "Tokens committed: accepted + rounds - trimmed.", lambda s: s.emitted),
+    counter(
         "outrider_trimmed_tokens_total",
         "Tokens verified but cut off by a stop or a limit inside an accepted run.",
         lambda s: s.trimmed,
     ),
-    _counters(
+    counters(
         "outrider_drafted_tokens_total",
         "Tokens drafted, by draft position, from 0.",
-        lambda s: _positions(s.drafted_per_position),
+        lambda s: positions(s.drafted_per_position),
     ),
-    _counters(
+    counters(
         "outrider_admitted_tokens_total",
         "Drafted tokens sent to verification, by draft position.",
-        lambda s: _positions(s.admitted_per_position),
+        lambda s: positions(s.admitted_per_position),
     ),
-    _counters(
+    counters(
         "outrider_accepted_tokens_total",
         "Admitted tokens that verification let stand, by draft position.",
-        lambda s: _positions(s.accepted_per_position),
+        lambda s: positions(s.accepted_per_position),
     ),
-    _counters(
+    counters(
         "outrider_accepted_prefix_rounds_total",
         "Rounds that drafted, by how many of their drafts stood.",
         lambda s: [({"length": length}, count) for length, count in enumerate(s.accepted_prefixes)],
     ),
+    *PLANNER_METRICS,
     # Where a step's time goes.
-    _counter("outrider_rank_seconds_total", "Time of the slowest rank of each step.", lambda s: s.timings.total_s),
-    _counters("outrider_step_seconds_total", "That time, by part of the step.", _step_parts),
-    _counters(
+    counter("outrider_rank_seconds_total", "Time of the slowest rank of each step.", lambda s: s.timings.total_s),
+    counters("outrider_step_seconds_total", "That time, by part of the step.", _step_parts),
+    counters(
         "outrider_exchange_seconds_total",
         "Of that time, what went into moving data between ranks; dispatch and combine are parts of all.",
         _exchange_parts,
     ),
-    _counter("outrider_execute_seconds_total", "From handing over a plan to its result.", lambda s: s.execute_s),
-    _counter("outrider_host_seconds_total", "From a result to the next plan.", lambda s: s.host_s),
-    _counter("outrider_expert_steps_total", "Steps in which ranks computed expert rows.", lambda s: s.expert_steps),
-    _counter(
+    counter("outrider_execute_seconds_total", "From handing over a plan to its result.", lambda s: s.execute_s),
+    counter("outrider_host_seconds_total", "From a result to the next plan.", lambda s: s.host_s),
+    counter("outrider_expert_steps_total", "Steps in which ranks computed expert rows.", lambda s: s.expert_steps),
+    counter(
         "outrider_expert_imbalance_total",
         "Over those steps, the sum of the busiest rank's expert rows over the ranks' mean.",
         lambda s: s.expert_imbalance_sum,

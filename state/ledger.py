@@ -40,7 +40,8 @@ class RunningSequence:
 
     tables: its pages per cache group, for the whole of its life.
     num_reserved: tokens that the tables hold.
-    num_waiting_drafts: drafts that the worker drew after the last pass that sampled.
+    num_waiting_drafts: drafts of the worker's, drawn after the last pass that sampled, that may be verified.
+    draft_limit: how many may wait after the pass planned last.
     num_unfed: rows of the passes planned since the drafter was last fed: no fewer than the committed ones it lacks.
     awaiting_verdict: not to be scheduled before the front has looked at its newest tokens.
     """
@@ -53,6 +54,7 @@ class RunningSequence:
     log: TokenLog
     num_prefilled: int = 0
     num_waiting_drafts: int = 0
+    draft_limit: int = 0
     num_unfed: int = 0
     awaiting_verdict: bool = False
 
@@ -84,12 +86,11 @@ class RunningSequence:
         self.num_unfed = 0 if feed_drafter else num_unfed + num_rows
         return num_unfed
 
-    def commit(self, num_known: int, emitted: Sequence[int], num_waiting_drafts: int) -> None:
-        """Books one pass.
+    def commit(self, num_known: int, emitted: Sequence[int]) -> None:
+        """Books one pass, the one planned last. Where it sampled, `draft_limit` drafts wait now.
 
         num_known: known tokens it was fed (prompt chunk, or 1 in decode).
         emitted: what it drew; empty for all but the last prompt chunk.
-        num_waiting_drafts: drafts drawn at its end; counts only where it sampled.
 
         Raises ValueError, and changes nothing, when the worker's answer does not fit the books.
         """
@@ -106,7 +107,7 @@ class RunningSequence:
             )
         if emitted:
             self.log.emitted.extend(emitted)
-            self.num_waiting_drafts = num_waiting_drafts
+            self.num_waiting_drafts = self.draft_limit
 
 
 class Ledger:

@@ -50,7 +50,7 @@ class DevicePools:
 
     Registers by slot: committed_len; token_log (known tokens, then waiting drafts); prompt_len; hidden_window (target
     hidden states of the last committed tokens, at index position mod W); draft_len (drafter KV covers positions below
-    it, but for [gap_start, gap_end)); draft_law and confidence of the waiting drafts.
+    it, but for [gap_start, gap_end)); draft_law, score and confidence of the waiting drafts.
 
     keeps_laws: whether this rank draws drafts; those that are told of them keep no laws.
     """
@@ -112,6 +112,7 @@ class DevicePools:
         self.gap_start = zeros(slots, dtype=torch.int64)
         self.gap_end = zeros(slots, dtype=torch.int64)
         self.draft_law = zeros(slots, sizes.gamma_max if keeps_laws else 0, layout.vocab_size)
+        self.score = zeros(slots, sizes.gamma_max)
         self.confidence = zeros(slots, sizes.gamma_max)
 
     def enter(
@@ -128,7 +129,8 @@ class DevicePools:
         for register in (self.committed_len, self.draft_len, self.gap_start, self.gap_end):
             register.index_fill_(0, index, 0)
         # A former tenant's draft laws and hidden states are masked by lengths and need no zeroing.
-        self.confidence.index_fill_(0, index, 0)
+        for register in (self.score, self.confidence):
+            register.index_fill_(0, index, 0)
         self.prompt_len.index_copy_(
             0, index, torch.tensor([len(p) for p in prompts], dtype=torch.int64).to(self.device)
         )

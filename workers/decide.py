@@ -1,7 +1,12 @@
 """What a step emits: laws at the window's rows, verification, clipping, and the new tokens in the log.
 
-The window holds the sequences that sample in this step, S of them, W = 1 + the most drafts of any. Cell j is the law of
-log index first_index + j, from flat row first_row + j; it counts for j ≤ num_drafts. Knows no commit and no drafting.
+The window holds the sequences that sample in this step, S of them, W = 1 + the most drafts that any may have admitted.
+Cell j is the law of log index first_index + j, and counts for j ≤ num_drafts. Laws are made of the cells that count, R
+of them at most, and then spread over the window; cells that do not count repeat the last one that does:
+
+    num_drafts 2, 0, 1    laws  [ a0 a1 a2 | b0 | c0 c1 ]    cells  [ a0 a1 a2 ]  [ b0 b0 b0 ]  [ c0 c1 c1 ]
+
+Knows no commit and no drafting.
 """
 
 from __future__ import annotations
@@ -23,8 +28,10 @@ from workers.sampling.verify import DrawParams, Verdict, clip_emitted, verify, v
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """columns, slots: host values. drafts_SG: the waiting drafts, G = W − 1; num_drafts_S: how many were admitted.
-    first_position_S: output position of cell 0, which is also the number of tokens emitted before."""
+    """columns, slots: host values. num_drafts_S: how many drafts were admitted. drafts_SG, scores_SG: of all that
+    waited, G ≥ W − 1 at most. first_position_S: output position of cell 0, which is also the number of tokens emitted
+    before. rows_R, owners_R: flat row of the pass and sequence of each law. law_SW: law of each cell; None where they
+    are the cells in their order."""
 
     columns: tuple[int, ...]
     slots: tuple[int, ...]
@@ -33,10 +40,25 @@ class Window:
     columns_S: Tensor
     slots_S: Tensor
     drafts_SG: Tensor
+    scores_SG: Tensor
     num_drafts_S: Tensor
-    first_row_S: Tensor
     first_index_S: Tensor
     first_position_S: Tensor
+    rows_R: Tensor
+    owners_R: Tensor
+    law_SW: Tensor | None
+
+    @property
+    def candidates(self) -> Tensor:
+        """The drafts that may have been admitted, [S, W − 1]."""
+        return self.drafts_SG[:, : self.width - 1]
+
+    def spread(self, x_R: Tensor) -> Tensor:
+        """What is known per law, [R (padded), ...], per cell: [S, W, ...]."""
+        shape = (len(self.slots), self.width, *x_R.shape[1:])
+        if self.law_SW is None:
+            return x_R[: len(self.rows_R)].view(shape)
+        return x_R.index_select(0, self.law_SW.view(-1)).view(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,40 +66,71 @@ class Decision:
     """What each sequence of a window emits, the same on all ranks that share it.
 
     tokens_SW: the first num_emitted_S of each row are kept. num_accepted_S: drafts that stood before clipping.
+    acceptance_SV: float32, with which probability each draft stands, as in `Verdict`, V = W − 1; on the leader.
     margins_SW: lead of the largest logit, on the leader and where the plan asks."""
 
     tokens_SW: Tensor
     num_emitted_S: Tensor
     num_accepted_S: Tensor
+    acceptance_SV: Tensor | None
     margins_SW: Tensor | None
 
 
 def open_window(
-    rank: Rank, plan: BatchPlan, sampling: tuple[int, ...], columns: StepColumns, batch: Batch, admitted_B: Tensor
+    rank: Rank,
+    plan: BatchPlan,
+    sampling: tuple[int, ...],
+    columns: StepColumns,
+    batch: Batch,
+    admitted_B: Tensor,
+    *,
+    exact: bool,
 ) -> Window | None:
-    """The window of the columns that sample; None where none does. Reads the waiting drafts while they are there."""
+    """The window of the columns that sample; None where none does. Reads the waiting drafts while they are there.
+
+    exact: promises that every draft is admitted that the budget covers."""
     if not sampling:
         return None
     slots = tuple(plan.slots[i] for i in sampling)
-    width = 1 + max(plan.num_drafts[i] for i in sampling)
+    waiting = [plan.num_drafts[i] for i in sampling]
+    num_waiting, most = max(waiting), min(max(waiting), plan.verify_budget)
     columns_S = columns.sampling_S
     slots_S = columns.slots_B.index_select(0, columns_S)
     known_S = columns.num_known_B.index_select(0, columns_S)
     first_index_S = batch.committed_B.index_select(0, columns_S) + known_S
-    index_SG = first_index_S[:, None] + torch.arange(width - 1, device=slots_S.device)
+    num_drafts_S = admitted_B.index_select(0, columns_S)
+    owners_R, cell_R, law_SW = _place_laws(num_drafts_S, 1 + most, len(slots) + min(sum(waiting), plan.verify_budget))
+    first_row_S = batch.starts_B.index_select(0, columns_S) + known_S - 1
+    index_SG = first_index_S[:, None] + torch.arange(num_waiting, device=slots_S.device)
     return Window(
         columns=sampling,
         slots=slots,
-        width=width,
+        width=1 + most,
         modes=rank.registers.modes(slots),
         columns_S=columns_S,
         slots_S=slots_S,
         drafts_SG=rank.pools.tokens_at(slots_S[:, None], index_SG),
-        num_drafts_S=admitted_B.index_select(0, columns_S),
-        first_row_S=batch.starts_B.index_select(0, columns_S) + known_S - 1,
+        scores_SG=rank.pools.score[:, :num_waiting].index_select(0, slots_S),
+        num_drafts_S=num_drafts_S,
         first_index_S=first_index_S,
         first_position_S=first_index_S - rank.pools.prompt_len.index_select(0, slots_S),
+        rows_R=first_row_S.index_select(0, owners_R) + cell_R,
+        owners_R=owners_R,
+        law_SW=None if exact and all(min(count, most) == most for count in waiting) else law_SW,
     )
+
+
+def _place_laws(num_drafts_S: Tensor, width: int, num_laws: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sequence and cell of each of `num_laws` laws, and the law of each cell. Laws beyond those that count repeat the
+    last one."""
+    counts_S = num_drafts_S + 1
+    ends_S = counts_S.cumsum(0)
+    starts_S = ends_S - counts_S
+    law_R = torch.arange(num_laws, device=ends_S.device)
+    owners_R = torch.searchsorted(ends_S, law_R, right=True).clamp_(max=len(ends_S) - 1)
+    cell_R = torch.minimum(law_R - starts_S.index_select(0, owners_R), num_drafts_S.index_select(0, owners_R))
+    cell_W = torch.arange(width, device=ends_S.device)
+    return owners_R, cell_R, starts_S[:, None] + torch.minimum(cell_W, num_drafts_S[:, None])
 
 
 def decide(rank: Rank, window: Window, hidden_ND: Tensor, *, step_id: int, report_margins: bool) -> Decision:
@@ -103,16 +156,18 @@ def decide(rank: Rank, window: Window, hidden_ND: Tensor, *, step_id: int, repor
     index_SW = window.first_index_S[:, None] + torch.arange(width, device=hidden_ND.device)
     rank.pools.log_tokens(window.slots_S[:, None], index_SW, tokens_SW)
     return Decision(
-        tokens_SW=tokens_SW, num_emitted_S=num_emitted_S, num_accepted_S=num_accepted_S, margins_SW=margins_SW
+        tokens_SW=tokens_SW,
+        num_emitted_S=num_emitted_S,
+        num_accepted_S=num_accepted_S,
+        # Sums of rounded laws may pass 1 in the last bits.
+        acceptance_SV=None if verdict is None else verdict.acceptance_BG.clamp(max=1.0).float(),
+        margins_SW=margins_SW,
     )
 
 
 def _logits(rank: Rank, window: Window, hidden_ND: Tensor) -> Tensor:
-    """This rank's logits of every cell, [S · W (padded), P]; cells beyond the admitted drafts repeat the last one that
-    counts."""
-    cell_W = torch.arange(window.width, device=hidden_ND.device)
-    rows_SW = window.first_row_S[:, None] + torch.minimum(cell_W, window.num_drafts_S[:, None])
-    return rank.model.logits(pad_rows(hidden_ND.index_select(0, rows_SW.view(-1)), rank.ops.row_multiple))
+    """This rank's logits of every law, [R (padded), P]."""
+    return rank.model.logits(pad_rows(hidden_ND.index_select(0, window.rows_R), rank.ops.row_multiple))
 
 
 def _judge(
@@ -120,24 +175,23 @@ def _judge(
 ) -> tuple[Verdict | None, Tensor | None]:
     """Verdict and margins, on the leader; nothing elsewhere."""
     registers, modes, slots_S = rank.registers, window.modes, window.slots_S
-    shape = (len(window.slots), window.width)
-    num_cells = shape[0] * shape[1]
+    num_laws = len(window.rows_R)
     vocabulary = rank.model.vocabulary
     if not modes.any_sampled:
-        best = vocabulary.best(logits_RP[:num_cells], with_second=report_margins)
+        best = vocabulary.best(logits_RP[:num_laws], with_second=report_margins)
         if best is None:
             return None, None
-        verdict = verify_coupled(best.id_R.view(shape), window.drafts_SG, window.num_drafts_S)
-        return verdict, None if best.second_R is None else (best.top_R - best.second_R).view(shape)
+        verdict = verify_coupled(window.spread(best.id_R), window.candidates, window.num_drafts_S)
+        return verdict, None if best.second_R is None else window.spread(best.top_R - best.second_R)
     logits_RV = vocabulary.gather(logits_RP)
     if logits_RV is None:
         return None, None
-    slots_R = pad_rows(slots_S.repeat_interleave(window.width), rank.ops.row_multiple)
+    slots_R = pad_rows(slots_S.index_select(0, window.owners_R), rank.ops.row_multiple)
     law_RV = target_law(logits_RV, registers.row_params(slots_R), any_sampled=True, any_sorted=modes.any_sorted)
     verdict = verify(
-        law_RV[:num_cells].view(*shape, -1),
+        window.spread(law_RV),
         rank.pools.draft_law[:, : window.width - 1].index_select(0, slots_S) if modes.any_standard else None,
-        window.drafts_SG,
+        window.candidates,
         window.num_drafts_S,
         DrawParams(
             greedy_N=registers.temperature.index_select(0, slots_S) == 0,
@@ -151,5 +205,5 @@ def _judge(
     )
     if not report_margins:
         return verdict, None
-    top_R2 = logits_RV[:num_cells].topk(2).values
-    return verdict, (top_R2[:, 0] - top_R2[:, 1]).view(shape)
+    top_R2 = logits_RV[:num_laws].topk(2).values
+    return verdict, window.spread(top_R2[:, 0] - top_R2[:, 1])

@@ -16,13 +16,14 @@ from workers.plan import BatchPlan
 class StepColumns:
     """int64 on the device, views of the tier's buffer; valid until the next step is staged.
 
-    slots_B, num_known_B, num_drafts_B: of the plan. order_B, base_B: of the target pass's layout.
+    slots_B, num_known_B, num_drafts_B, num_forced_B: of the plan. order_B, base_B: of the target pass's layout.
     sampling_S: columns that sample. chain_order_S, chain_base_S: of the layout of their draft chain.
     """
 
     slots_B: Tensor
     num_known_B: Tensor
     num_drafts_B: Tensor
+    num_forced_B: Tensor
     order_B: Tensor
     base_B: Tensor
     sampling_S: Tensor
@@ -34,7 +35,7 @@ class StepInputs:
     """Stages columns. A tier is the next power of two above the number of sequences, so that a captured step finds its
     inputs at fixed addresses."""
 
-    _NUM_COLUMNS = 8
+    _NUM_COLUMNS = 9
 
     def __init__(self, max_sequences: int, device: torch.device) -> None:
         self._device = device
@@ -49,6 +50,7 @@ class StepInputs:
             plan.slots,
             plan.num_known,
             plan.num_drafts,
+            plan.num_forced or (0,) * len(plan.slots),
             layout.order,
             layout.base,
             sampling,
@@ -63,11 +65,12 @@ class StepInputs:
             slots_B=views[0],
             num_known_B=views[1],
             num_drafts_B=views[2],
-            order_B=views[3],
-            base_B=views[4],
-            sampling_S=views[5],
-            chain_order_S=views[6],
-            chain_base_S=views[7],
+            num_forced_B=views[3],
+            order_B=views[4],
+            base_B=views[5],
+            sampling_S=views[6],
+            chain_order_S=views[7],
+            chain_base_S=views[8],
         )
 
     def _tier(self, count: int) -> tuple[Tensor, Tensor]:

@@ -17,9 +17,12 @@ from parallel.mesh import Mesh
 from parallel.rendezvous import Carrier, RankGroups, alone, join_groups, open_store, wait_for_all
 from state.accounting import accounting_rows, plan_memory
 from state.pools import DTYPES, DevicePools
+from workers.draft.confidence import Measure, Scorer, choose_measure
 from workers.draft.mtp import MtpProposer
+from workers.draft.oracle import OracleProposer
 from workers.draft.proposer import Proposer
 from workers.inputs import StepInputs
+from workers.machine import name_machine
 from workers.models.checkpoint import Checkpoint
 from workers.models.config import MTP_PREFIX, Qwen3NextConfig
 from workers.models.layouts import shard_table
@@ -34,7 +37,7 @@ from workers.sampling.registers import SamplingRegisters
 from workers.selftest import check_columns, check_invariance
 
 # Kept in float32 whatever the activations are: small, and exponentiated.
-_FLOAT32_PARAMETERS = (".a_log", ".dt_bias")
+_FLOAT32_PARAMETERS = (".a_log", ".dt_bias", ".confidence.weight", ".confidence.bias")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,11 +72,14 @@ def load_rank(settings: WorkerSettings, progress: Progress, meet: Meet | None = 
     mesh = Mesh.of(settings.parallel)
     device = _device(settings)
     with Checkpoint.open(settings.model.path or demo_checkpoint()) as checkpoint:
+        has_head = checkpoint.config.num_mtp_layers > 0 and checkpoint.config.has_confidence_head
+        measure = choose_measure(settings.speculation.confidence, has_head=has_head)
         drafts = checkpoint.config.num_mtp_layers > 0 and settings.speculation.gamma_max > 0
         config = checkpoint.config if drafts else replace(checkpoint.config, num_mtp_layers=0)
         dtype = _dtype(settings, config, device)
         table = shard_table(config, mesh, seat.rank)
         weights, report = _weights(checkpoint, config, table, dtype, device, progress)
+        identity = checkpoint.identity()
     groups = (meet or _meet)(settings, mesh, device, progress)
     ops = _ops(settings, dtype, device, groups)
     max_model_len = _max_model_len(settings.cache, config)
@@ -98,7 +104,7 @@ def load_rank(settings: WorkerSettings, progress: Progress, meet: Meet | None = 
     sizes = memory.sizes
     pools = DevicePools(model.state_layout, sizes, device, keeps_laws=groups.tp.leads)
     registers = SamplingRegisters(sizes.num_slots, MAX_STOP_IDS, device)
-    proposer = MtpProposer(model, pools, registers, ops, groups.tp, gamma_max) if drafts else None
+    proposer = _proposer(settings, model, pools, registers, ops, groups, measure)
     progress("allocating", 1, 1)
     return Rank(
         model=model,
@@ -137,8 +143,30 @@ def load_rank(settings: WorkerSettings, progress: Progress, meet: Meet | None = 
             load_s=time.perf_counter() - started,
             rank=seat.rank,
             num_ranks=mesh.size,
+            machine=name_machine(device, settings.threads),
+            checkpoint=identity,
+            torch_version=torch.__version__,
+            row_multiple=ops.row_multiple,
+            drafter=settings.speculation.drafter if drafts else "",
         ),
     )
+
+
+def _proposer(
+    settings: WorkerSettings,
+    model: Qwen3Next,
+    pools: DevicePools,
+    registers: SamplingRegisters,
+    ops: Ops,
+    groups: RankGroups,
+    measure: Measure,
+) -> Proposer | None:
+    """None where nothing drafts."""
+    if model.drafter is None:
+        return None
+    scorer = Scorer(measure=measure, head=model.drafter.confidence)
+    parts = (model, pools, registers, ops, groups.tp, pools.sizes.gamma_max, scorer)
+    return OracleProposer(*parts) if settings.speculation.drafter == "oracle" else MtpProposer(*parts)
 
 
 def _device(settings: WorkerSettings) -> torch.device:

@@ -13,6 +13,12 @@ One step, for the sequence in row i of a batch's columns:
 
 Worker time line: gather → target pass → verify → clip (EOS, stop ids, limit) → commit(n) → draft gamma tokens.
 
+What may be decided by what, so that admission leaves the law of the output alone (docs/admission.md):
+
+    gamma, calibration     fixed by the plan, before the drafts of its step are drawn
+    verify_budget          fixed by a plan made before the drafts it is about were looked at by anyone
+    which drafts stand     the rank's, from the scores of the waiting drafts: each was taken before its draft was drawn
+
 Passes of a step, the same for all ranks of an expert-parallel group, whatever their own batches hold:
 
     target                        any sequence is scheduled anywhere
@@ -23,6 +29,7 @@ Passes of a step, the same for all ranks of an expert-parallel group, whatever t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -34,6 +41,17 @@ MAX_STOP_IDS = 32
 
 MAX_EOS_IDS = 16
 """Of these, the most that a checkpoint may name; the rest is left to the request."""
+
+TEMPERATURE_BOUNDS = (0.0, 0.3, 0.8, 1.1)
+"""Classes of requests whose drafts are calibrated apart: greedy, then up to each of the other bounds, then beyond."""
+
+NUM_TEMPERATURE_CLASSES = len(TEMPERATURE_BOUNDS) + 1
+
+
+def temperature_class(temperature: float) -> int:
+    """Which class a request's drafts are calibrated in, from 0."""
+    return bisect_left(TEMPERATURE_BOUNDS, temperature)
+
 
 Progress = Callable[[str, int, int], None]
 """What is being loaded, how much of it is done, how much there is; each stage has its own unit."""
@@ -77,6 +95,17 @@ class LoadError(WorkerError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OracleDrafts:
+    """For measurements, what a request's drafts are made of where the rank's drafter is the oracle.
+
+    continuation: tokens that the target is known to emit. acceptance: share of drafts that stand, on average, 0 to 1.
+    """
+
+    continuation: tuple[int, ...]
+    acceptance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:
     """A sequence enters a slot. `tables` holds its pages per cache group, reserved for prompt + max_tokens + γ_max + 1
     tokens; they do not change while it runs. `stop_token_ids` includes the end-of-sequence tokens it obeys."""
@@ -94,6 +123,7 @@ class NewSequence:
     coupled: bool
     stop_token_ids: tuple[int, ...]
     max_tokens: int
+    oracle: OracleDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +133,12 @@ class BatchPlan:
 
     slots, epochs: who; epochs guard against a slot's earlier tenant.
     num_known: known tokens fed (prefill chunk length, or 1 in decode).
-    num_drafts: waiting drafts that admission may send to verification.
+    num_drafts: waiting drafts that admission may send to verification; a rank may hold more, which count for nothing.
+    num_forced: of these, how many from the front are verified whatever their confidence; () where none is.
     samples: whether this pass draws a token (False for all but the last prefill chunk).
     max_committed: upper bound of the committed length before the step; exact for prefill.
     num_unfed: committed rows that the drafter has not seen, an upper bound; 0 while it is fed in every step.
-    verify_budget: K, the most draft rows of the batch; from the past only.
+    verify_budget: K, the most draft rows of the batch, the forced ones among them; from the past only.
     """
 
     admitted: tuple[NewSequence, ...] = ()
@@ -116,10 +147,27 @@ class BatchPlan:
     epochs: tuple[int, ...] = ()
     num_known: tuple[int, ...] = ()
     num_drafts: tuple[int, ...] = ()
+    num_forced: tuple[int, ...] = ()
     samples: tuple[bool, ...] = ()
     max_committed: tuple[int, ...] = ()
     num_unfed: tuple[int, ...] = ()
     verify_budget: int = VERIFY_EVERYTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """From the score of a draft to the probability that it stands: σ(slope · score + offset).
+
+    version: the step after which this was fitted; 0 for the identity, slope 1 and offset 0.
+    slopes, offsets: float32 values, one row of γ_max per temperature class, flattened; () for the identity.
+    """
+
+    version: int = 0
+    slopes: tuple[float, ...] = ()
+    offsets: tuple[float, ...] = ()
+
+
+IDENTITY = Calibration()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +178,9 @@ class StepPlan:
     gamma: drafts to draw at the end of the step for every sequence that samples.
     feed_drafter: run the drafter over this step's rows; False under `off`, where hidden states wait in their window.
     report_margins: tell how clear each emitted token was to the target; costs a search of the logits and their read.
+    calibration: makes confidences of the scores of the drafts drawn in this step; the same on all ranks.
+    min_survival: waiting drafts whose confidences multiply to less are not verified, whatever the budget, but for the
+        forced ones; a float32 value, 0 is off.
     """
 
     step_id: int
@@ -138,6 +189,8 @@ class StepPlan:
     gamma: int = 0
     feed_drafter: bool = True
     report_margins: bool = False
+    calibration: Calibration = IDENTITY
+    min_survival: float = 0.0
 
     @property
     def num_sequences(self) -> int:
@@ -183,6 +236,10 @@ class BatchResult:
     num_accepted: drafts that stood before clipping.
     margins: () unless the plan asks for them; then, per sequence and emitted token, by how much the largest logit of
         its target row led the second largest, before temperature. Exact in float32.
+    scores: float32, per sequence and waiting draft, how sure the drafter was before it drew it: a log-odds.
+    acceptance: float32, per sequence and position that verification reached (min(num_accepted + 1, num_admitted) of
+        them), the probability with which a draft stands there, given those before it: Σ min(p, q) where drafts are
+        drawn, p of the draft where they are point masses, and 1 or 0 where the noise is shared.
     """
 
     emitted: tuple[tuple[int, ...], ...] = ()
@@ -190,6 +247,8 @@ class BatchResult:
     num_admitted: tuple[int, ...] = ()
     num_accepted: tuple[int, ...] = ()
     margins: tuple[tuple[float, ...], ...] = ()
+    scores: tuple[tuple[float, ...], ...] = ()
+    acceptance: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +265,8 @@ class RankReport:
     """One rank's answer to a plan.
 
     batch: what its data-parallel rank committed; None from ranks that do not lead.
-    digests: per scheduled sequence, of (slot, epoch, tokens committed, tokens emitted); () where ranks are not checked.
+    digests: per scheduled sequence, of (slot, epoch, drafts admitted, tokens committed, tokens emitted); () where ranks
+        are not checked.
     collectives: per group of ranks it belongs to, by name; () where ranks are not checked.
     """
 
@@ -239,6 +299,7 @@ class WorkerDescription:
 
     page_bytes: of one page of each cache group, all its layers together. slot_bytes: of one slot, recurrent state and
         what lies beside it. record_bytes: of the records of one step, allocated once.
+    drafter: what makes drafts: mtp, oracle, or "" where nothing does.
     """
 
     model_type: str
@@ -264,3 +325,8 @@ class WorkerDescription:
     load_s: float = 0.0
     rank: int = 0
     num_ranks: int = 1
+    machine: str = ""
+    checkpoint: str = ""
+    torch_version: str = ""
+    row_multiple: int = 1
+    drafter: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,35 +51,48 @@ def _read(plan: StepPlan, batch_plan: BatchPlan, window: Window | None, decision
     count = len(batch_plan.slots)
     emitted: list[tuple[int, ...]] = [()] * count
     drafted: list[tuple[int, ...]] = [()] * count
+    scores: list[tuple[float, ...]] = [()] * count
+    acceptance: list[tuple[float, ...]] = [()] * count
     margins: list[tuple[float, ...]] = [()] * count if plan.report_margins else []
     accepted, admitted = [0] * count, [0] * count
     if window is not None and decision is not None:
         numbers = torch.stack([decision.num_emitted_S, decision.num_accepted_S, window.num_drafts_S], 1)
-        parts = [numbers, decision.tokens_SW, window.drafts_SG]
-        if decision.margins_SW is not None:
-            # As bits of float64 they fit between the integers, and there is still but one read.
-            parts.append(decision.margins_SW.to(torch.float64).view(torch.int64))
-        read = torch.cat(parts, 1).cpu()
-        first_draft = 3 + window.width
-        for column, row in zip(window.columns, read.tolist(), strict=True):
-            emitted[column] = tuple(row[3 : 3 + row[0]])
-            drafted[column] = tuple(row[first_draft : first_draft + batch_plan.num_drafts[column]])
-            accepted[column], admitted[column] = row[1], row[2]
-        if decision.margins_SW is not None:
-            leads = read[:, -window.width :].view(torch.float64).tolist()
-            for column, lead in zip(window.columns, leads, strict=True):
-                margins[column] = tuple(lead[: len(emitted[column])])
+        whole = (numbers, decision.tokens_SW, window.drafts_SG)
+        real = (window.scores_SG, decision.acceptance_SV, decision.margins_SW)
+        for column, parts in zip(window.columns, _read_rows(whole, real), strict=True):
+            (num_emitted, num_accepted, num_admitted), tokens, drafts, *floats = parts
+            num_drafts, num_reached = batch_plan.num_drafts[column], min(num_accepted + 1, num_admitted)
+            accepted[column], admitted[column] = num_accepted, num_admitted
+            emitted[column], drafted[column] = tuple(tokens[:num_emitted]), tuple(drafts[:num_drafts])
+            scores[column], acceptance[column] = tuple(floats[0][:num_drafts]), tuple(floats[1][:num_reached])
+            if plan.report_margins:
+                margins[column] = tuple(floats[2][:num_emitted])
     return BatchResult(
         emitted=tuple(emitted),
         drafted=tuple(drafted),
         num_admitted=tuple(admitted),
         num_accepted=tuple(accepted),
         margins=tuple(margins),
+        scores=tuple(scores),
+        acceptance=tuple(acceptance),
     )
 
 
+def _read_rows(whole: Sequence[Tensor], real: Sequence[Tensor | None]) -> list[tuple[list[Any], ...]]:
+    """Per sequence, its row of each tensor, the whole numbers first; an empty row of one that is not there. One read
+    brings all: as bits of float64, real numbers fit between integers."""
+    widths = [x_SX.shape[1] for x_SX in whole]
+    real_widths = [0 if x_SX is None else x_SX.shape[1] for x_SX in real]
+    bits = [x_SX.to(torch.float64).view(torch.int64) for x_SX in real if x_SX is not None]
+    read_SX = torch.cat([*whole, *bits], 1).cpu()
+    whole_SX, real_SX = read_SX[:, : sum(widths)], read_SX[:, sum(widths) :].view(torch.float64)
+    rows = [part.tolist() for part in (*torch.split(whole_SX, widths, 1), *torch.split(real_SX, real_widths, 1))]
+    return list(zip(*rows, strict=True))
+
+
 def _digests(rank: Rank, plan: BatchPlan, batch: BatchResult) -> tuple[int, ...]:
-    """Per sequence, of what this rank holds now, not of what it was told: committed length, newest logged tokens."""
+    """Per sequence, of what this rank did and holds now, not of what it was told: drafts admitted, committed length,
+    newest logged tokens."""
     if not plan.slots:
         return ()
     pools = rank.pools
@@ -90,8 +104,10 @@ def _digests(rank: Rank, plan: BatchPlan, batch: BatchResult) -> tuple[int, ...]
     tokens_BW = pools.tokens_at(slots_B[:, None], index_BW.clamp(min=0))
     held: Tensor = torch.cat([committed_B[:, None], tokens_BW], 1).cpu()
     return tuple(
-        zlib.crc32(repr((slot, epoch, row[: 1 + len(emitted)])).encode())
-        for slot, epoch, row, emitted in zip(plan.slots, plan.epochs, held.tolist(), batch.emitted, strict=True)
+        zlib.crc32(repr((slot, epoch, admitted, row[: 1 + len(emitted)])).encode())
+        for slot, epoch, admitted, row, emitted in zip(
+            plan.slots, plan.epochs, batch.num_admitted, held.tolist(), batch.emitted, strict=True
+        )
     )
 
 

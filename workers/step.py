@@ -24,7 +24,7 @@ from parallel.collectives import CollectiveError
 from state.txn import StepTransaction
 from workers.batch import Batch, Layout, build_batch, lay_out
 from workers.decide import Window, decide, open_window
-from workers.draft.admit import admit_on_device
+from workers.draft.admit_on_device import admit_on_device
 from workers.draft.proposer import Observation, Proposal
 from workers.inputs import StepColumns
 from workers.loading import Rank, load_rank
@@ -75,11 +75,12 @@ class Worker:
         shared = plan if rank.groups.mesh.spreads_experts else replace(plan, batches=(batch_plan,))
         if not shared.num_sequences:
             return make_report(rank, plan, batch_plan, None, None, clock * 4)
-        layout, sampling, chain = _lay_out(batch_plan, plan.gamma)
+        layout, sampling, chain = _lay_out(plan, batch_plan)
         columns = rank.inputs.stage(batch_plan, layout, sampling, chain)
-        admitted_B = self._admit(batch_plan, columns)
+        admitted_B = self._admit(plan, batch_plan, columns)
         batch = self._batch(batch_plan, layout, columns, admitted_B)
-        window = open_window(rank, batch_plan, sampling, columns, batch, admitted_B)
+        exact = _is_settled(plan, batch_plan)
+        window = open_window(rank, batch_plan, sampling, columns, batch, admitted_B, exact=exact)
         txn = StepTransaction(rank.pools, batch.slots_B, batch.buckets, batch.num_rows, rank.ops.delta_fold)
         hidden = target_pass(rank.model, rank.ops, rank.pools, batch, txn)
         clock.append(time.perf_counter())
@@ -113,21 +114,27 @@ class Worker:
         entering = batch_plan.admitted
         rank.pools.enter([s.slot for s in entering], [s.prompt for s in entering], [s.tables for s in entering])
         rank.registers.enter(entering)
+        if rank.proposer is not None:
+            rank.proposer.begin(entering)
         for sequence in entering:
             self._epochs[sequence.slot] = sequence.epoch
         for slot, epoch in zip(batch_plan.slots, batch_plan.epochs, strict=True):
             if self._epochs[slot] != epoch:
                 raise StalePlan(f"slot {slot} holds a sequence of epoch {self._epochs[slot]}, the plan means {epoch}")
 
-    def _admit(self, plan: BatchPlan, columns: StepColumns) -> Tensor:
+    def _admit(self, plan: StepPlan, batch_plan: BatchPlan, columns: StepColumns) -> Tensor:
         """Waiting drafts per sequence that go to verification, ranked by their confidence under the plan's budget."""
-        if plan.verify_budget >= sum(plan.num_drafts):
+        if _admits_all(plan, batch_plan):
             return columns.num_drafts_B
+        if batch_plan.verify_budget == 0:
+            return torch.zeros_like(columns.num_drafts_B)
         return admit_on_device(
             self.rank.pools.confidence.index_select(0, columns.slots_B),
             columns.num_drafts_B,
             self.rank.registers.uid.index_select(0, columns.slots_B),
-            plan.verify_budget,
+            batch_plan.verify_budget,
+            columns.num_forced_B if any(batch_plan.num_forced) else None,
+            plan.min_survival,
         )
 
     def _batch(self, plan: BatchPlan, layout: Layout, columns: StepColumns, admitted_B: Tensor) -> Batch:
@@ -174,6 +181,7 @@ class Worker:
                     modes=window.modes if window is not None else rank.registers.modes(()),
                     gamma=plan.gamma,
                     step_id=plan.step_id,
+                    calibration=plan.calibration,
                     chain=chain,
                     columns_S=columns.sampling_S,
                     chain_order_S=columns.chain_order_S,
@@ -182,11 +190,24 @@ class Worker:
             )
 
 
-def _lay_out(plan: BatchPlan, gamma: int) -> tuple[Layout, tuple[int, ...], Layout]:
+def _admits_all(plan: StepPlan, batch_plan: BatchPlan) -> bool:
+    """Whether every waiting draft is verified, known before any confidence is looked at."""
+    num_drafts = sum(batch_plan.num_drafts)
+    return num_drafts == 0 or (batch_plan.verify_budget >= num_drafts and plan.min_survival <= 0)
+
+
+def _is_settled(plan: StepPlan, batch_plan: BatchPlan) -> bool:
+    """Whether the plan alone says how many drafts of each sequence are verified: all, or none."""
+    return batch_plan.verify_budget == 0 or _admits_all(plan, batch_plan)
+
+
+def _lay_out(plan: StepPlan, batch_plan: BatchPlan) -> tuple[Layout, tuple[int, ...], Layout]:
     """Layout of the target pass, the columns that sample, and the layout of their draft chain, a row each."""
-    counts = [known + drafts for known, drafts in zip(plan.num_known, plan.num_drafts, strict=True)]
-    lengths = [bound + count for bound, count in zip(plan.max_committed, counts, strict=True)]
-    sampling = tuple(i for i, samples in enumerate(plan.samples) if samples)
+    # A sequence has no more drafts in the pass than all of them together may have.
+    drafts = [min(count, batch_plan.verify_budget) for count in batch_plan.num_drafts]
+    counts = [known + count for known, count in zip(batch_plan.num_known, drafts, strict=True)]
+    lengths = [bound + count for bound, count in zip(batch_plan.max_committed, counts, strict=True)]
+    sampling = tuple(i for i, samples in enumerate(batch_plan.samples) if samples)
     # The newest token and gamma − 1 drafts lie beyond what the pass itself wrote.
-    chain = lay_out([1] * len(sampling), [lengths[i] + gamma for i in sampling], exact=True)
-    return lay_out(counts, lengths, exact=plan.verify_budget >= sum(plan.num_drafts)), sampling, chain
+    chain = lay_out([1] * len(sampling), [lengths[i] + plan.gamma for i in sampling], exact=True)
+    return lay_out(counts, lengths, exact=_is_settled(plan, batch_plan)), sampling, chain

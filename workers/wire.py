@@ -1,8 +1,8 @@
 """StepPlan, RankReport and load progress to protobuf and back. Pure functions; knows no channel and no torch.
 
-Floats of a new sequence travel as float32, like those of the public face. A report is read with its plan at hand and
-with its sender's place: the plan says how many sequences that rank's batch has and how many drafts waited for each, so
-reports carry no such columns.
+Floats but times travel as float32; those of a new sequence are float32 in the public face too. A report is read with
+its plan at hand and with its sender's place: the plan says how many sequences that rank's batch has and how many drafts
+waited for each, so reports carry no such columns.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from parallel.mesh import Mesh
 from workers.plan import (
     BatchPlan,
     BatchResult,
+    Calibration,
     CollectiveCount,
     CollectiveFailed,
     LoadError,
     NewSequence,
+    OracleDrafts,
     RankReport,
     RanksDisagree,
     StalePlan,
@@ -54,6 +56,10 @@ def plan_to_wire(plan: StepPlan) -> wire.StepPlan:
         gamma=plan.gamma,
         feed_drafter=plan.feed_drafter,
         report_margins=plan.report_margins,
+        calibration=wire.Calibration(
+            version=plan.calibration.version, slopes=plan.calibration.slopes, offsets=plan.calibration.offsets
+        ),
+        min_survival=plan.min_survival,
     )
 
 
@@ -65,6 +71,12 @@ def plan_from_wire(message: wire.StepPlan) -> StepPlan:
         gamma=message.gamma,
         feed_drafter=message.feed_drafter,
         report_margins=message.report_margins,
+        calibration=Calibration(
+            version=message.calibration.version,
+            slopes=tuple(message.calibration.slopes),
+            offsets=tuple(message.calibration.offsets),
+        ),
+        min_survival=message.min_survival,
     )
 
 
@@ -156,6 +168,7 @@ def _batch_to_wire(batch: BatchPlan) -> wire.BatchPlan:
         max_committed=batch.max_committed,
         num_unfed=batch.num_unfed,
         verify_budget=batch.verify_budget,
+        num_forced=batch.num_forced,
     )
 
 
@@ -171,6 +184,7 @@ def _batch_from_wire(message: wire.BatchPlan) -> BatchPlan:
         max_committed=tuple(message.max_committed),
         num_unfed=tuple(message.num_unfed),
         verify_budget=message.verify_budget,
+        num_forced=tuple(message.num_forced),
     )
 
 
@@ -182,6 +196,8 @@ def _result_to_wire(result: BatchResult) -> wire.BatchResult:
         emitted=chain.from_iterable(result.emitted),
         drafted=chain.from_iterable(result.drafted),
         margins=chain.from_iterable(result.margins),
+        scores=chain.from_iterable(result.scores),
+        acceptance=chain.from_iterable(result.acceptance),
     )
 
 
@@ -191,12 +207,23 @@ def _result_from_wire(message: wire.BatchResult, plan: StepPlan, batch: BatchPla
         raise ValueError(f"step {plan.step_id}: the flattened tokens do not fit their counts")
     if len(message.margins) != (len(message.emitted) if plan.report_margins else 0):
         raise ValueError(f"step {plan.step_id}: {len(message.margins)} margins for {len(message.emitted)} tokens")
+    if len(message.scores) != len(message.drafted):
+        raise ValueError(f"step {plan.step_id}: {len(message.scores)} scores for {len(message.drafted)} drafts")
+    if len(message.num_admitted) != len(message.num_accepted):
+        raise ValueError(f"step {plan.step_id}: columns of unequal length say what was admitted and what accepted")
+    reached = _num_reached(message.num_admitted, message.num_accepted)
+    if len(message.acceptance) != sum(reached):
+        raise ValueError(
+            f"step {plan.step_id}: {len(message.acceptance)} acceptance probabilities for {sum(reached)} positions"
+        )
     return BatchResult(
         emitted=_split(message.emitted, message.num_emitted),
         drafted=_split(message.drafted, batch.num_drafts),
         num_admitted=tuple(message.num_admitted),
         num_accepted=tuple(message.num_accepted),
         margins=_split(message.margins, message.num_emitted) if plan.report_margins else (),
+        scores=_split(message.scores, batch.num_drafts),
+        acceptance=_split(message.acceptance, reached),
     )
 
 
@@ -215,6 +242,9 @@ def _sequence_to_wire(sequence: NewSequence) -> wire.NewSequence:
         coupled=sequence.coupled,
         stop_token_ids=sequence.stop_token_ids,
         max_tokens=sequence.max_tokens,
+        oracle=None
+        if sequence.oracle is None
+        else wire.OracleDrafts(continuation=sequence.oracle.continuation, acceptance=sequence.oracle.acceptance),
     )
 
 
@@ -233,6 +263,9 @@ def _sequence_from_wire(message: wire.NewSequence) -> NewSequence:
         coupled=message.coupled,
         stop_token_ids=tuple(message.stop_token_ids),
         max_tokens=message.max_tokens,
+        oracle=OracleDrafts(continuation=tuple(message.oracle.continuation), acceptance=message.oracle.acceptance)
+        if message.HasField("oracle")
+        else None,
     )
 
 
@@ -262,6 +295,16 @@ def _check_columns(result: BatchResult, plan: StepPlan, batch: BatchPlan) -> Non
     expected = tuple(len(tokens) for tokens in result.emitted) if plan.report_margins else ()
     if tuple(len(margins) for margins in result.margins) != expected:
         raise ValueError(f"step {plan.step_id}: the margins do not fit the emitted tokens, or were not asked for")
+    if tuple(len(scores) for scores in result.scores) != drafted:
+        raise ValueError(f"step {plan.step_id}: the scores do not fit the waiting drafts")
+    reached = tuple(_num_reached(result.num_admitted, result.num_accepted))
+    if tuple(len(shares) for shares in result.acceptance) != reached:
+        raise ValueError(f"step {plan.step_id}: the acceptance probabilities do not fit the positions reached")
+
+
+def _num_reached(num_admitted: Iterable[int], num_accepted: Iterable[int]) -> list[int]:
+    """How many positions of each sequence verification reached: the accepted drafts, and the one that fell."""
+    return [min(accepted + 1, admitted) for admitted, accepted in zip(num_admitted, num_accepted, strict=True)]
 
 
 def _split(flat: Iterable[_T], counts: Iterable[int]) -> tuple[tuple[_T, ...], ...]:

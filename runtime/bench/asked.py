@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from runtime.bench.load import Closed, Load, Policy, Slot, schedule
+from runtime.bench.load import Closed, Load, Policy, Share, Slot, schedule
 
 if TYPE_CHECKING:
     from configs.schema import ServeSettings
@@ -25,6 +25,8 @@ class Asked:
     prompts: a file in place of the workload. tokenizer: directory of a running server's, for random prompts.
     prompt_tokens: prompts are cut to it; random ones have it as their length.
     requests: per cell; None takes the largest concurrency, at least 8, or 16 where all loads are open ones.
+    records: outputs are recorded before all cells, greedy and decoded plainly, and those of the cells compared.
+    fits_load: where `requests` is None, each load has its own concurrency's, at least 8, or 16 where it is an open one.
     warmup: requests before a cell, which do not count. Before a first repeat as many run as in the cell: they report
         their rounds, and warm up for it too.
     seed: of arrivals, random prompts and sampling; request i samples with seed + i.
@@ -38,21 +40,41 @@ class Asked:
     max_tokens: int
     ignore_eos: bool
     requests: int | None
-    loads: tuple[Load, ...]
+    loads: tuple[Load | Share, ...]
     policies: tuple[Policy, ...]
     warmup: int
     repeats: int
     seed: int
     temperature: float
     limits: Limits
+    records: bool = False
+    fits_load: bool = False
+
+    def at_rate(self, rate: float) -> Asked:
+        """With shares of plain decoding's rate, requests per second, as rates."""
+        loads = [load.of(rate) if isinstance(load, Share) else load for load in self.loads]
+        return replace(self, loads=tuple(dict.fromkeys(loads)))
 
     def slots(self) -> list[Slot]:
-        """Cells in the order in which they are measured."""
-        return schedule(self.loads, self.policies, self.repeats)
+        """Cells in the order in which they are measured. Shares must have been made rates."""
+        loads = [load for load in self.loads if not isinstance(load, Share)]
+        assert len(loads) == len(self.loads), "a share of a rate that is not known"
+        return schedule(loads, self.policies, self.repeats)
+
+    @property
+    def num_cells(self) -> int:
+        return len(self.loads) * len(self.policies) * self.repeats
+
+    def requests_of(self, load: Load | Share) -> int:
+        """Of a cell under a load."""
+        if self.requests is not None or not self.fits_load:
+            return self.requests_per_cell
+        return max(LEAST_REQUESTS, load.concurrency) if isinstance(load, Closed) else OPEN_REQUESTS
 
     @property
     def requests_per_cell(self) -> int:
-        """The same for all loads, so that all are measured over the same prompts."""
+        """The most of any load; the same for all, so that all are measured over the same prompts, unless they are to
+        fit the loads."""
         if self.requests is not None:
             return self.requests
         concurrencies = [load.concurrency for load in self.loads if isinstance(load, Closed)]
@@ -65,9 +87,17 @@ class Asked:
 
     def before_of(self, slot: Slot) -> int:
         """Requests that run before a cell."""
-        return self.warmup if slot.repeat else self.requests_per_cell
+        return self.warmup if slot.repeat else self.requests_of(slot.load)
 
     @property
     def total_requests(self) -> int:
         """Of all cells, those before them included."""
-        return sum(self.requests_per_cell + self.before_of(slot) for slot in self.slots())
+        per_load = [
+            self.requests_of(load) * (self.repeats + 1) + self.warmup * (self.repeats - 1) for load in self.loads
+        ]
+        return sum(per_load) * len(self.policies)
+
+    @property
+    def recording_concurrency(self) -> int:
+        """At which outputs are recorded: that of the largest closed loop."""
+        return max((load.concurrency for load in self.loads if isinstance(load, Closed)), default=LEAST_REQUESTS)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from runtime.bench.errors import BenchError
+from runtime.bench.errors import BenchError, PolicyRefused
 from runtime.bench.load import Policy
 
 if TYPE_CHECKING:
@@ -40,11 +40,14 @@ class BorrowedPolicy:
         self._revision = self._before.revision
 
     async def switch(self, policy: Policy) -> None:
-        """Raises BenchError where the policy in force is not the one we left, and AioRpcError."""
+        """Raises BenchError where the policy in force is not the one we left, PolicyRefused where the server lacks
+        something for the new one, and AioRpcError."""
         import grpc.aio
 
         self._asked_for = policy
-        switching = asyncio.ensure_future(self._client.set_policy(policy.gamma, expected_revision=self._revision))
+        switching = asyncio.ensure_future(
+            self._client.switch_policy(message_of(policy), expected_revision=self._revision)
+        )
         try:
             state = await asyncio.shield(switching)
         except asyncio.CancelledError:
@@ -56,6 +59,9 @@ class BorrowedPolicy:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.ABORTED:
                 raise self._theirs() from None
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                self._asked_for = None
+                raise PolicyRefused(f"--policy {policy}: the server refuses it: {error.details()}") from None
             raise
         self._note(state.revision)
 
@@ -101,8 +107,7 @@ class BorrowedPolicy:
     async def _learn(self, policy: Policy) -> None:
         """What came of a switch that was not answered: nothing, ours, or somebody else's."""
         state = await self._client.get_policy()
-        gamma = state.policy.fixed.gamma if state.policy.HasField("fixed") else None
-        if state.revision == self._revision + 1 and gamma == policy.gamma:
+        if state.revision == self._revision + 1 and _is(state.policy, message_of(policy)):
             self._note(state.revision)
         elif state.revision != self._revision:
             self._theirs()
@@ -119,6 +124,32 @@ class BorrowedPolicy:
             "somebody else changed the server's policy meanwhile: the cell is not counted, and the policy stays as "
             "they set it; measure again when they are done"
         )
+
+
+def message_of(policy: Policy) -> operator_pb2.VerificationPolicy:
+    """The policy as it is asked for. Bounds that are left to the server are absent."""
+    from outrider.v1 import operator_pb2
+
+    message = operator_pb2.VerificationPolicy()
+    if policy.dynamic is not None:
+        bounds = policy.dynamic
+        message.dynamic.CopyFrom(
+            operator_pb2.VerificationPolicy.Dynamic(
+                gamma_min=bounds.gamma_min, gamma_max=bounds.gamma_max, itl_limit_ms=bounds.itl_limit_ms
+            )
+        )
+    elif policy.gamma is None:
+        message.off.SetInParent()
+    else:
+        message.fixed.gamma = policy.gamma
+    return message
+
+
+def _is(found: operator_pb2.VerificationPolicy, asked: operator_pb2.VerificationPolicy) -> bool:
+    """Whether a policy in force can be what came of `asked`: the server names the bounds that were left to it."""
+    if not (found.HasField("dynamic") and asked.HasField("dynamic")):
+        return found == asked
+    return all(getattr(found.dynamic, field.name) == value for field, value in asked.dynamic.ListFields())
 
 
 def _num_cancellations() -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtime.request import Round
+from workers.plan import OracleDrafts
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -59,9 +60,10 @@ def generate_request(
     seed: int = 0,
     ignore_eos: bool = True,
     report_rounds: bool = True,
+    oracle: OracleDrafts | None = None,
 ) -> inference_pb2.GenerateRequest:
     """A request for `max_tokens` tokens. prompt: text, or token ids. report_rounds: costs the server a search of the
-    logits in every pass."""
+    logits in every pass. oracle: drafts in place of the drafter's own, where the server takes them."""
     from outrider.v1 import inference_pb2, types_pb2
 
     request = inference_pb2.GenerateRequest(
@@ -69,6 +71,8 @@ def generate_request(
         stopping=types_pb2.Stopping(max_tokens=max_tokens, ignore_eos=ignore_eos),
         report_rounds=report_rounds,
     )
+    if oracle is not None:
+        request.oracle.CopyFrom(inference_pb2.Oracle(continuation=oracle.continuation, acceptance=oracle.acceptance))
     if isinstance(prompt, str):
         request.text = prompt
     else:

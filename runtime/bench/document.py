@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Part(BaseModel):
@@ -110,6 +110,38 @@ class Drafts(Part):
     accepted: list[int]
 
 
+class Work(Part):
+    """Drafting and verification of all steps of the cell, by the server's counters."""
+
+    steps_by_gamma: list[int] = Field(description="Entry k: steps in which k drafts were drawn for each sequence.")
+    gamma_mean: float | None = Field(description="Mean drafts drawn for each sequence; null without steps.")
+    budget_sum: int = Field(description="Draft rows that steps might verify, summed: K, where drafts waited.")
+    budget_per_step: float | None = Field(description="K of a step on average; null without steps.")
+    drafted: int = Field(description="Drafts that waited for verification, of all rounds.")
+    admitted: int = Field(description="Of those, drafts that were verified.")
+    accepted: int = Field(description="Of those, drafts that stood.")
+    rollback_tokens: int = Field(description="Draft rows verified and not accepted: what was rolled back.")
+    zero_budget_steps: int = Field(description="Steps in which drafts waited and none was verified.")
+    explored_steps: int = Field(description="Steps that drafted or verified more than seemed to pay, to learn.")
+    predicted_steps: int = Field(description="Steps whose time the hardware profile predicted.")
+    predicted_ms: float | None = Field(description="Predicted time of those steps, mean; null without any.")
+    measured_ms: float | None = Field(description="Their time as it was, mean.")
+    error_ms: float | None = Field(description="Mean of |predicted - measured|.")
+    fallback: str = Field(
+        description="Why dynamic ran as a fixed draft length at the end of a cell; empty where it did not."
+    )
+
+
+class Series(Part):
+    """Plans over time, sampled with the memory: one entry per sample in every list."""
+
+    at_s: list[float] = Field(description="Seconds since the start of the load.")
+    gamma: list[int] = Field(description="Drafts drawn for each sequence in the newest step.")
+    budget: list[int] = Field(description="Draft rows that it might verify.")
+    predicted_ms: list[float] = Field(description="Its time as predicted; 0 without a profile.")
+    measured_ms: list[float] = Field(description="Its time as it was.")
+
+
 class TimeSplit(Part):
     """Milliseconds of steps per committed token: sums over steps of the slowest rank's time, divided by the tokens that
     the server emitted. Prefill is in every part. Where ranks are not on CPUs the first three are times of launching
@@ -153,23 +185,40 @@ class Figures(Part):
     decode_passes: int = Field(description="Passes of the target after the prompt's last chunk, over all requests.")
     tokens_per_pass: float | None = Field(description="Tokens they committed / decode passes; null without any.")
     drafts: Drafts
+    work: Work
     time_per_token: TimeSplit | None = Field(description="null where the server emitted nothing.")
     steps: int
     overhead_per_step_ms: float | None = Field(
         description="A step's time beyond its slowest rank: host and link. null without steps."
     )
     memory: Memory
+    recording: Agreement | None = Field(description="null where nothing was recorded.")
     measured_anew: int = Field(description="Times that ranks were lost in a cell, which was discarded and began again.")
     tokens_of_others: int = Field(
         description="Tokens that the server emitted and no request of this cell received: others' traffic, or failures."
     )
 
 
+class Agreement(Part):
+    """Outputs beside what was recorded before anything was measured: greedy, decoded plainly. Default numerics round
+    differently in another batch, and a request that has left its recording has no oracle drafts any more."""
+
+    compared: int = Field(description="Requests that finished.")
+    identical: int = Field(description="Of those, requests whose output is the recorded one.")
+    followed_share: float | None = Field(
+        description="Share of their tokens that came before the first one that differs; null without tokens."
+    )
+
+
 class LoadName(Part):
-    """One of the two is given."""
+    """One of the first two is given."""
 
     concurrency: int | None = Field(description="Closed loop: clients, each with one request at a time.")
     rate: float | None = Field(description="Open loop: Poisson arrivals per second.")
+    acceptance: float | None = Field(
+        description="Oracle drafts: with which probability they stand, on average; null where the checkpoint's own "
+        "drafter drafts."
+    )
 
 
 class Cell(Part):
@@ -179,6 +228,7 @@ class Cell(Part):
     load: LoadName
     policy: str
     figures: Figures
+    series: Series
 
 
 class Group(Part):
@@ -189,7 +239,9 @@ class Group(Part):
     repeats: int = Field(description="Those that were measured.")
     tokens_per_s_by_repeat: list[float]
     figures: Figures
-    lengths: Lengths | None = Field(description="null where all requests that reported their rounds failed.")
+    lengths: Lengths | None = Field(
+        description="null where all requests that reported their rounds failed, and under dynamic, whose rounds differ."
+    )
 
 
 class TokenDifference(Part):
@@ -219,6 +271,38 @@ class Comparison(Part):
     differences: list[TokenDifference]
 
 
+class Trial(Part):
+    """A dynamic policy beside the best of the others under one load, repeat by repeat."""
+
+    load: LoadName
+    policy: str
+    best: str = Field(description="The other policy of the largest median of tokens per second.")
+    ratios: list[float] = Field(description="By repeat: tokens per second over those of the best.")
+    ratio: float = Field(description="Their median.")
+    bound: float = Field(description="Lower 95 % bound of that median, by bootstrap over repeats.")
+    longest_loses: bool = Field(description="Whether the longest fixed drafts are slower than off.")
+    ahead_of_longest: bool = Field(description="Whether the dynamic policy is faster than those drafts.")
+    gamma_mean: float | None = Field(description="Mean drafts of a step; what follows tells why a trial was lost.")
+    tokens_per_pass: float | None
+    best_tokens_per_pass: float | None
+    predicted_ms: float | None = Field(description="Predicted time of a step, mean.")
+    measured_ms: float | None
+    explored_share: float | None = Field(description="Share of steps that were planned to learn.")
+    fallback: str = Field(description="As in Work.")
+
+
+class Verdict(Part):
+    """Whether dynamic keeps up with the best of the others; of closed loops alone, as open ones emit what arrives."""
+
+    trials: list[Trial]
+    least_bound: float
+    share_near: float = Field(description="Share of trials whose bound is 0.98 or more.")
+    floor_is_kept: bool = Field(description="Whether all bounds are 0.95 or more.")
+    most_are_near: bool = Field(description="Whether nine of ten are 0.98 or more.")
+    longest_lost: int = Field(description="Trials in which the longest fixed drafts are slower than off.")
+    ahead_where_longest_lost: int = Field(description="Of those, trials in which dynamic is faster than they are.")
+
+
 class Model(Part):
     """What the server says it serves."""
 
@@ -233,6 +317,7 @@ class Model(Part):
     dp: int
     tp: int
     ep: int
+    drafter: str = Field(description="mtp, or oracle, which is for measurements alone; empty where nothing drafts.")
 
 
 class Machine(Part):
@@ -253,6 +338,7 @@ class Identity(Part):
     machine: Machine
     own_server: bool = Field(description="Started for the benchmark, rather than running already.")
     settings: dict[str, Any] | None = Field(description="Of a server of its own; null of a running one.")
+    profile: str = Field(description="The hardware profile that dynamic policies plan with, or why there is none.")
 
 
 class Plan(Part):
@@ -268,10 +354,11 @@ class Plan(Part):
     seed: int = Field(description="Of arrivals, random prompts and sampling; request i samples with seed + i.")
     policies: list[str]
     loads: list[LoadName]
-    requests: int = Field(description="Per cell; the same prompts in all of them.")
+    requests: int = Field(description="Per cell at most; the same prompts in all of them, from the first on.")
     warmup: int = Field(description="Requests before each cell that count nowhere; a whole load before the first.")
     repeats: int
     limits: Limits
+    records: bool = Field(description="Whether outputs were recorded first, and those of all cells compared with them.")
 
 
 class Report(Part):
@@ -286,4 +373,7 @@ class Report(Part):
     plan: Plan
     groups: list[Group]
     comparisons: list[Comparison]
+    verdict: Verdict | None = Field(
+        description="null where nothing was recorded, no policy is dynamic, or no loop closed."
+    )
     cells: list[Cell]

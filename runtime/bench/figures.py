@@ -10,10 +10,12 @@ from itertools import chain, pairwise
 
 from runtime.bench import document
 from runtime.bench.completion import Completion
-from runtime.bench.counters import MemoryUse, ServerCounts, peak
+from runtime.bench.counters import MemoryUse, PlanCounts, PlanMoment, ServerCounts, peak
 from runtime.bench.lengths import RoundCounts, count_rounds
 from runtime.bench.load import Slot
 from runtime.bench.percentiles import percentile
+
+NOTHING_PLANNED = PlanCounts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +55,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRun:
-    """What one cell left: its requests in order of their prompts, the server's counts, memory samples (one at least).
+    """What one cell left: its requests in order of their prompts, the server's counts, memory samples (one at least),
+    and plans sampled with them.
 
     elapsed_s: from the start of the load to the end of the last request.
+    fallback: why the policy, if it is dynamic, ran as a fixed draft length at the end of the load.
+    followed: per record, tokens as recorded before the first that differs; () where nothing was recorded.
     readings: requests that reported their rounds, under the same load just before; () but in a first repeat.
     warmup: others that ran just before. measured_anew: times that ranks were lost in it, and it began again.
     """
@@ -65,6 +70,10 @@ class CellRun:
     records: tuple[Record, ...]
     counts: ServerCounts
     memory: tuple[MemoryUse, ...]
+    plans: PlanCounts = NOTHING_PLANNED
+    moments: tuple[PlanMoment, ...] = ()
+    fallback: str = ""
+    followed: tuple[int, ...] = ()
     readings: tuple[Record, ...] = ()
     warmup: tuple[Record, ...] = ()
     measured_anew: int = 0
@@ -101,12 +110,32 @@ def figures_of(runs: Sequence[CellRun], limits: document.Limits) -> document.Fig
             admitted=list(counts.admitted_by_position),
             accepted=list(counts.accepted_by_position),
         ),
+        work=_work(runs, counts),
         time_per_token=_time_split(counts),
         steps=counts.steps,
         overhead_per_step_ms=counts.overhead_s / counts.steps * 1e3 if counts.steps else None,
         memory=_memory([use for run in runs for use in run.memory]),
+        recording=_agreement(runs),
         measured_anew=sum(run.measured_anew for run in runs),
         tokens_of_others=counts.emitted - received,
+    )
+
+
+def _agreement(runs: Sequence[CellRun]) -> document.Agreement | None:
+    pairs = [
+        (len(record.completion.tokens), followed)
+        for run in runs
+        if run.followed
+        for record, followed in zip(run.records, run.followed, strict=True)
+        if not record.completion.failure
+    ]
+    if not pairs:
+        return None
+    num_tokens = sum(length for length, _ in pairs)
+    return document.Agreement(
+        compared=len(pairs),
+        identical=sum(length == followed for length, followed in pairs),
+        followed_share=sum(followed for _, followed in pairs) / num_tokens if num_tokens else None,
     )
 
 
@@ -155,12 +184,49 @@ def _latencies(done: Sequence[Record]) -> document.Latencies:
     )
 
 
+def _work(runs: Sequence[CellRun], counts: ServerCounts) -> document.Work:
+    """counts: those of the runs together."""
+    plans = sum((run.plans for run in runs), NOTHING_PLANNED)
+    steps, predicted = sum(plans.steps_by_gamma), plans.predicted_steps
+    drawn = sum(gamma * number for gamma, number in enumerate(plans.steps_by_gamma))
+    return document.Work(
+        steps_by_gamma=list(plans.steps_by_gamma),
+        gamma_mean=drawn / steps if steps else None,
+        budget_sum=plans.budget_sum,
+        budget_per_step=plans.budget_sum / steps if steps else None,
+        drafted=sum(counts.drafted_by_position),
+        admitted=sum(counts.admitted_by_position),
+        accepted=sum(counts.accepted_by_position),
+        rollback_tokens=plans.rollback_tokens,
+        zero_budget_steps=plans.zero_budget_steps,
+        explored_steps=plans.explored_steps,
+        predicted_steps=predicted,
+        predicted_ms=plans.predicted_sum_s / predicted * 1e3 if predicted else None,
+        measured_ms=plans.measured_sum_s / predicted * 1e3 if predicted else None,
+        error_ms=plans.error_sum_s / predicted * 1e3 if predicted else None,
+        fallback=next((run.fallback for run in runs if run.fallback), ""),
+    )
+
+
+def series_of(moments: Sequence[PlanMoment]) -> document.Series:
+    return document.Series(
+        at_s=[moment.at_s for moment in moments],
+        gamma=[moment.gamma for moment in moments],
+        budget=[moment.budget for moment in moments],
+        predicted_ms=[moment.predicted_s * 1e3 for moment in moments],
+        measured_ms=[moment.measured_s * 1e3 for moment in moments],
+    )
+
+
 def lengths_of(runs: Sequence[CellRun]) -> document.Lengths | None:
-    """Of the readings of repeats of one policy and one load; None where none are among them."""
+    """Of the readings of repeats of one policy and one load; None where none are among them, and where the policy has
+    no one length."""
+    gamma = runs[0].slot.policy.num_drafts
+    if gamma is None:
+        return None
     readings = [record for run in runs for record in run.readings if not record.completion.failure]
     if not readings:
         return None
-    gamma = runs[0].slot.policy.num_drafts
     return _lengths_part(count_rounds(((one.completion, one.max_tokens) for one in readings), gamma))
 
 

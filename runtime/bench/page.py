@@ -10,6 +10,8 @@ import jinja2
 from runtime.bench import document, table
 from runtime.bench.plots import pictures
 from runtime.bench.report import load_text
+from runtime.bench.verdict import NEAR
+from runtime.bench.verdict_table import verdict_lines
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 
@@ -20,7 +22,12 @@ def page(report: document.Report) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals.update(
-        load_text=load_text, limits_text=table.limits_text, verdict=table.verdict, document=document
+        load_text=load_text,
+        limits_text=table.limits_text,
+        verdict=table.verdict,
+        verdict_lines=verdict_lines,
+        near=NEAR,
+        document=document,
     )
     environment.filters.update(figure=_figure)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))

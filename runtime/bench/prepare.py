@@ -11,6 +11,7 @@ from runtime.bench.asked import Asked
 from runtime.bench.condition import check_serving
 from runtime.bench.errors import BenchError
 from runtime.bench.figures import spread
+from runtime.bench.load import OWN, Policy, Share
 from runtime.bench.machine import machine
 from runtime.bench.prompts import Prompts, plain_vocabulary, prompts_for
 from runtime.bench.report import load_name
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
     from runtime.front.client import OutriderClient
 
 
+ORACLE = "oracle"
+"""The drafter that takes recordings."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """plan, identity: parts of the report that are known beforehand."""
+    """identity: the part of the report that is known beforehand."""
 
     prompts: Prompts
-    plan: document.Plan
     identity: document.Identity
 
 
@@ -43,9 +47,13 @@ async def prepare(client: OutriderClient, asked: Asked, workload: list[Prompt] |
     status = await client.get_status()
     check_serving(status)
     for policy in asked.policies:
-        if policy.num_drafts > status.model.gamma_max:
-            most = status.model.gamma_max
-            raise BenchError(f"--policy {policy}: this server drafts at most {most} tokens; ask for less")
+        _check_policy(policy, status)
+    for load in asked.loads:
+        if load.acceptance is not None and status.model.drafter != ORACLE:
+            raise BenchError(
+                f"--acceptance {load.acceptance:g}: this server's drafter is {status.model.drafter or 'none'}, not "
+                f"{ORACLE}; serve with speculation.drafter={ORACLE}, or give --acceptance {OWN}"
+            )
     if workload is None:
         vocabulary = _vocabulary(asked, status)
         workload = random_prompts(vocabulary, asked.prompt_tokens or RANDOM_PROMPT_TOKENS, asked.seed)
@@ -56,7 +64,21 @@ async def prepare(client: OutriderClient, asked: Asked, workload: list[Prompt] |
         longest=asked.prompt_tokens,
         max_tokens=asked.max_tokens,
     )
-    return Prepared(prompts=prompts, plan=_plan(asked, prompts), identity=_identity(asked, status))
+    return Prepared(prompts=prompts, identity=_identity(asked, status))
+
+
+def _check_policy(policy: Policy, status: operator_pb2.GetStatusResponse) -> None:
+    """Raises BenchError where the server cannot serve it as what it is."""
+    from outrider.v1 import operator_pb2
+
+    most = status.model.gamma_max
+    if policy.least_gamma_max > most:
+        raise BenchError(f"--policy {policy}: this server drafts at most {most} tokens; ask for less")
+    if policy.dynamic is not None and status.speculation.profile != operator_pb2.PROFILE_STATE_OK:
+        raise BenchError(
+            f"--policy {policy}: the server has no profile to plan with ({status.speculation.profile_detail}); have it "
+            "measure one, or leave the policy out"
+        )
 
 
 def _vocabulary(asked: Asked, status: operator_pb2.GetStatusResponse) -> list[int]:
@@ -74,7 +96,8 @@ def _vocabulary(asked: Asked, status: operator_pb2.GetStatusResponse) -> list[in
     return plain_vocabulary(Tokenizer.load(directory), status.model)
 
 
-def _plan(asked: Asked, prompts: Prompts) -> document.Plan:
+def plan_of(asked: Asked, prompts: Prompts) -> document.Plan:
+    """What was asked for, with rates in place of shares."""
     return document.Plan(
         workload=asked.workload if asked.prompts is None else asked.prompts.name,
         prompts=len(prompts.ids),
@@ -85,11 +108,12 @@ def _plan(asked: Asked, prompts: Prompts) -> document.Plan:
         temperature=asked.temperature,
         seed=asked.seed,
         policies=[str(policy) for policy in asked.policies],
-        loads=[load_name(load) for load in asked.loads],
-        requests=asked.requests_per_cell,
+        loads=[load_name(load) for load in asked.loads if not isinstance(load, Share)],
+        requests=max(asked.requests_of(load) for load in asked.loads),
         warmup=asked.warmup,
         repeats=asked.repeats,
         limits=asked.limits,
+        records=asked.records,
     )
 
 
@@ -102,4 +126,5 @@ def _identity(asked: Asked, status: operator_pb2.GetStatusResponse) -> document.
         machine=machine(),
         own_server=asked.settings is not None,
         settings=None if asked.settings is None else asked.settings.model_dump(mode="json"),
+        profile=status.speculation.profile_detail,
     )

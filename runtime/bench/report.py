@@ -6,19 +6,27 @@ from collections.abc import Sequence
 
 from runtime.bench import document
 from runtime.bench.comparison import Difference, PolicyRun, differences, num_compared
-from runtime.bench.figures import CellRun, figures_of, lengths_of
-from runtime.bench.load import Closed, Load, Policy
+from runtime.bench.figures import CellRun, figures_of, lengths_of, series_of
+from runtime.bench.load import Closed, Load, Open, Policy
+from runtime.bench.verdict import verdict_of
 
 
 def load_name(load: Load) -> document.LoadName:
     if isinstance(load, Closed):
-        return document.LoadName(concurrency=load.concurrency, rate=None)
-    return document.LoadName(concurrency=None, rate=load.rate)
+        return document.LoadName(concurrency=load.concurrency, rate=None, acceptance=load.acceptance)
+    return document.LoadName(concurrency=None, rate=load.rate, acceptance=load.acceptance)
 
 
-def load_text(load: document.LoadName) -> str:
+def load_of(name: document.LoadName) -> Load:
+    if name.rate is not None:
+        return Open(name.rate, name.acceptance)
+    assert name.concurrency is not None, "a load of neither kind"
+    return Closed(name.concurrency, name.acceptance)
+
+
+def load_text(name: document.LoadName) -> str:
     """The load in words, as tables and pages show it."""
-    return f"{load.concurrency} at a time" if load.rate is None else f"{load.rate:g}/s"
+    return str(load_of(name))
 
 
 def build_report(
@@ -31,6 +39,7 @@ def build_report(
     duration_s: float,
 ) -> document.Report:
     """runs: in the order in which they were measured."""
+    groups, cells = groups_of(runs, plan.limits), cells_of(runs, plan.limits)
     return document.Report(
         schema_version=document.SCHEMA_VERSION,
         started_at=started_at,
@@ -39,21 +48,27 @@ def build_report(
         cells_planned=cells_planned,
         identity=identity,
         plan=plan,
-        groups=_groups(runs, plan.limits),
+        groups=groups,
+        verdict=verdict_of(groups, cells) if plan.records else None,
         comparisons=_comparisons(runs, plan, identity.model.dtype) if plan.temperature == 0 else [],
-        cells=[
-            document.Cell(
-                repeat=run.slot.repeat,
-                load=load_name(run.slot.load),
-                policy=str(run.slot.policy),
-                figures=figures_of([run], plan.limits),
-            )
-            for run in runs
-        ],
+        cells=cells,
     )
 
 
-def _groups(runs: Sequence[CellRun], limits: document.Limits) -> list[document.Group]:
+def cells_of(runs: Sequence[CellRun], limits: document.Limits) -> list[document.Cell]:
+    return [
+        document.Cell(
+            repeat=run.slot.repeat,
+            load=load_name(run.slot.load),
+            policy=str(run.slot.policy),
+            figures=figures_of([run], limits),
+            series=series_of(run.moments),
+        )
+        for run in runs
+    ]
+
+
+def groups_of(runs: Sequence[CellRun], limits: document.Limits) -> list[document.Group]:
     """One per load and policy, in the order of the first repeat as planned: policies as they were given."""
     grouped: dict[tuple[Load, Policy], list[CellRun]] = {}
     for run in runs:

@@ -6,34 +6,53 @@ import asyncio
 import contextlib
 import datetime
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from runtime.bench.asked import Asked
 from runtime.bench.borrowed_policy import BorrowedPolicy
 from runtime.bench.completion import Clock, attempt, generate_request
 from runtime.bench.condition import is_unbroken, when_serving
-from runtime.bench.counters import MemoryUse, ServerCounts
-from runtime.bench.errors import BenchError
+from runtime.bench.counters import MemoryUse, PlanCounts, PlanMoment, ServerCounts
+from runtime.bench.errors import BenchError, PolicyRefused
 from runtime.bench.figures import CellRun, Record
 from runtime.bench.generator import Send, closed_loop, open_loop
-from runtime.bench.load import Closed, Slot, poisson_arrivals
+from runtime.bench.load import Closed, Policy, Slot, poisson_arrivals
 from runtime.bench.prompts import Prompts
+from runtime.bench.recording import Recording
+from workers.plan import OracleDrafts
 
 if TYPE_CHECKING:
+    from outrider.v1 import operator_pb2
     from runtime.front.client import OutriderClient
 
 SAMPLE_S = 0.1
-"""Time between samples of memory."""
+"""Time between samples of memory and plans."""
+MAX_PUT_OFF = 3
+"""Times that a cell whose policy is refused waits for the others."""
 MAX_ANEW = 2
 """Times that a cell is measured anew after ranks were lost in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """A moment of the server in a cell."""
+
+    memory: MemoryUse
+    plan: PlanMoment
+
+    @classmethod
+    def of(cls, status: operator_pb2.GetStatusResponse, at_s: float) -> _Sample:
+        return cls(memory=MemoryUse.of(status), plan=PlanMoment.of(status.speculation, at_s))
 
 
 class Session:
     """Measures what was asked for; `runs` holds the cells that are done, whatever becomes of the rest.
 
-    note_cell: told of each cell before it. note_request: told of each request after it. clock: seconds.
+    note_cell: told of each cell before it. note_request: told of each request after it. note_recording: told before
+        outputs are recorded. note_put_off: told why the cell that was noted last comes later. clock: seconds.
     """
 
     def __init__(
@@ -44,17 +63,23 @@ class Session:
         *,
         note_cell: Callable[[Slot], None],
         note_request: Callable[[], None],
+        note_recording: Callable[[], None] = lambda: None,
+        note_put_off: Callable[[str], None] = lambda reason: None,
         clock: Clock = time.perf_counter,
     ) -> None:
         self.runs: list[CellRun] = []
         self.started_at = ""
         """UTC, ISO 8601."""
         self.duration_s = 0.0
+        self.asked = asked
+        """With rates in place of shares once outputs have been recorded."""
         self._client = client
-        self._asked = asked
+        self._recording: Recording | None = None
         self._prompts = prompts
         self._note_cell = note_cell
         self._note_request = note_request
+        self._note_recording = note_recording
+        self._note_put_off = note_put_off
         self._clock = clock
         self._policy = BorrowedPolicy(client)
 
@@ -74,14 +99,50 @@ class Session:
         began_s = self._clock()
         await self._policy.borrow()
         try:
-            for slot in self._asked.slots():
-                self._note_cell(slot)
-                await when_serving(self._client, self._clock)
-                await self._policy.switch(slot.policy)
-                self.runs.append(await self._cell(slot))
+            if self.asked.records:
+                self._recording = await self._record()
+                self.asked = self.asked.at_rate(self._recording.requests_per_s)
+            await self._run_cells()
         finally:
             self.duration_s = self._clock() - began_s
             await self._policy.put_back()
+
+    async def _run_cells(self) -> None:
+        """A cell whose policy is refused comes after all others: a busy minute spoils a profile for a while."""
+        waiting, times_put_off = deque(self.asked.slots()), Counter[Slot]()
+        while waiting:
+            slot = waiting.popleft()
+            self._note_cell(slot)
+            await when_serving(self._client, self._clock)
+            try:
+                await self._policy.switch(slot.policy)
+            except PolicyRefused as refusal:
+                times_put_off[slot] += 1
+                if times_put_off[slot] > MAX_PUT_OFF or not waiting:
+                    raise
+                waiting.append(slot)
+                self._note_put_off(str(refusal))
+                continue
+            self.runs.append(await self._cell(slot))
+
+    async def _record(self) -> Recording:
+        """Every prompt once, decoded plainly. Raises BenchError where one fails."""
+        self._note_recording()
+        await when_serving(self._client, self._clock)
+        await self._policy.switch(Policy(None))
+        began_s, number = self._clock(), len(self._prompts.ids)
+        send = self._sender(None, report_rounds=False)
+        with _first_refusal():
+            records = await closed_loop(send, number, self.asked.recording_concurrency, self._clock)
+        elapsed_s = self._clock() - began_s
+        for prompt, record in enumerate(records):
+            if record.completion.failure:
+                raise BenchError(
+                    f"prompt {prompt + 1} could not be recorded: {record.completion.failure}: "
+                    f"{record.completion.failure_text}"
+                )
+        outputs = tuple(record.completion.tokens for record in records)
+        return Recording(outputs=outputs, requests_per_s=number / elapsed_s)
 
     async def _cell(self, slot: Slot) -> CellRun:
         """Measures a cell, anew where ranks were lost meanwhile: what a server cannot serve is no measurement."""
@@ -101,7 +162,7 @@ class Session:
         before = await self._client.get_status()
         if not is_unbroken(before, epoch):
             return None
-        samples = [MemoryUse.of(before)]
+        samples = [_Sample.of(before, 0.0)]
         async with self._sampling(samples):
             began_s = self._clock()
             records = await self._offer(slot, report_rounds=False)
@@ -109,7 +170,7 @@ class Session:
         after = await self._client.get_status()
         if not is_unbroken(after, epoch):
             return None
-        samples.append(MemoryUse.of(after))
+        samples.append(_Sample.of(after, elapsed_s))
         self._policy.check(after.policy)
         reads = slot.repeat == 0
         return CellRun(
@@ -117,21 +178,38 @@ class Session:
             elapsed_s=elapsed_s,
             records=tuple(records),
             counts=ServerCounts.of(after.counters) - ServerCounts.of(before.counters),
-            memory=tuple(samples),
+            plans=PlanCounts.of(after.speculation) - PlanCounts.of(before.speculation),
+            memory=tuple(sample.memory for sample in samples),
+            # The newest step before the load is another load's.
+            moments=tuple(sample.plan for sample in samples[1:]),
+            fallback=after.policy.fallback,
+            followed=self._followed(records),
             readings=tuple(before_it) if reads else (),
             warmup=() if reads else tuple(before_it),
         )
 
+    def _followed(self, records: Sequence[Record]) -> tuple[int, ...]:
+        """Of each output, tokens as recorded; () where nothing was recorded."""
+        recording, num_prompts = self._recording, len(self._prompts.ids)
+        if recording is None:
+            return ()
+        return tuple(
+            recording.followed(number % num_prompts, record.completion.tokens) for number, record in enumerate(records)
+        )
+
     @contextlib.asynccontextmanager
-    async def _sampling(self, samples: list[MemoryUse]) -> AsyncIterator[None]:
-        """Samples the server's memory while the block runs. A sample that fails is left out."""
+    async def _sampling(self, samples: list[_Sample]) -> AsyncIterator[None]:
+        """Samples the server's memory and plans while the block runs. A sample that fails is left out."""
         import grpc.aio
+
+        began_s = self._clock()
 
         async def sample() -> None:
             while True:
                 await asyncio.sleep(SAMPLE_S)
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    samples.append(MemoryUse.of(await self._client.get_status()))
+                    status = await self._client.get_status()
+                    samples.append(_Sample.of(status, self._clock() - began_s))
 
         sampling = asyncio.create_task(sample())
         try:
@@ -147,24 +225,27 @@ class Session:
         """Warms up; before a first repeat with the whole load, whose requests report their rounds."""
         if slot.repeat == 0:
             return await self._offer(slot, report_rounds=True)
-        number = self._asked.warmup
+        number = self.asked.warmup
         if not number:
             return []
         concurrency = slot.load.concurrency if isinstance(slot.load, Closed) else number
         with _first_refusal():
-            return await closed_loop(self._sender(report_rounds=False), number, concurrency, self._clock)
+            send = self._sender(slot.load.acceptance, report_rounds=False)
+            return await closed_loop(send, number, concurrency, self._clock)
 
     async def _offer(self, slot: Slot, *, report_rounds: bool) -> list[Record]:
-        number, send = self._asked.requests_per_cell, self._sender(report_rounds=report_rounds)
+        number = self.asked.requests_of(slot.load)
+        send = self._sender(slot.load.acceptance, report_rounds=report_rounds)
         with _first_refusal():
             if isinstance(slot.load, Closed):
                 return await closed_loop(send, number, slot.load.concurrency, self._clock)
             # Each repeat has arrivals of its own, the same for all policies.
-            arrivals = poisson_arrivals(slot.load.rate, number, self._asked.seed + slot.repeat)
+            arrivals = poisson_arrivals(slot.load.rate, number, self.asked.seed + slot.repeat)
             return await open_loop(send, arrivals, self._clock)
 
-    def _sender(self, *, report_rounds: bool) -> Send[Record]:
-        asked = self._asked
+    def _sender(self, acceptance: float | None, *, report_rounds: bool) -> Send[Record]:
+        """acceptance: of an oracle's drafts; None leaves drafting to the server."""
+        asked = self.asked
 
         async def send(number: int, due_s: float) -> Record:
             prompt = number % len(self._prompts.ids)
@@ -176,6 +257,7 @@ class Session:
                 temperature=asked.temperature,
                 seed=asked.seed + number,
                 ignore_eos=asked.ignore_eos,
+                oracle=self._oracle(prompt, acceptance),
             )
             completion, _ = await attempt(self._client, request, self._clock)
             if completion.failure == "INVALID_ARGUMENT":
@@ -184,6 +266,12 @@ class Session:
             return Record(due_s=due_s, max_tokens=max_tokens, completion=completion)
 
         return send
+
+    def _oracle(self, prompt: int, acceptance: float | None) -> OracleDrafts | None:
+        if acceptance is None:
+            return None
+        assert self._recording is not None, "nothing was recorded"
+        return OracleDrafts(continuation=self._recording.outputs[prompt], acceptance=acceptance)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ NONE = "–"
 
 def speed_table(report: Report) -> Table:
     """What clients see. ratio: to the first policy under the same load."""
-    table = _table(
+    table = make_table(
         "what clients see; latencies in ms, p50 / p99",
         ("load", "policy", "tokens/s", "ratio", "first token", "token gap", "request", "requests/s", "in limits/s"),
     )
@@ -38,7 +38,7 @@ def speed_table(report: Report) -> Table:
 
 def cost_table(report: Report) -> Table:
     """What a token costs, and how many a pass brings."""
-    table = _table(
+    table = make_table(
         "tokens per pass, counted and by formula; ms per committed token",
         (
             "load",
@@ -63,11 +63,55 @@ def cost_table(report: Report) -> Table:
         table.add_row(
             load_text(group.load),
             group.policy,
-            _figure(figures.tokens_per_pass),
+            figure(figures.tokens_per_pass),
             *(_formulas(lengths) if lengths else [NONE] * 4),
             *([f"{part:.2f}" for part in parts] or [NONE] * 4),
-            _figure(figures.overhead_per_step_ms),
+            figure(figures.overhead_per_step_ms),
             f"{figures.memory.total_bytes / 2**20:.0f}",
+        )
+    return table
+
+
+def work_table(report: Report) -> Table:
+    """What was drafted and verified, and how long that was expected to take. One without rows says that no policy
+    drafts."""
+    table = make_table(
+        "drafting and verification; ms of a step, predicted and as it was",
+        (
+            "load",
+            "policy",
+            "γ mean",
+            "K/step",
+            "drafted",
+            "verified",
+            "stood",
+            "rolled back",
+            "K=0",
+            "explored",
+            "expected",
+            "was",
+            "off by",
+        ),
+    )
+    for group in report.groups:
+        work = group.figures.work
+        if not work.drafted and not (work.gamma_mean or work.zero_budget_steps):
+            continue
+        steps = sum(work.steps_by_gamma)
+        table.add_row(
+            load_text(group.load),
+            group.policy,
+            figure(work.gamma_mean),
+            figure(work.budget_per_step),
+            str(work.drafted),
+            _share(work.admitted, work.drafted),
+            _share(work.accepted, work.admitted),
+            str(work.rollback_tokens),
+            _share(work.zero_budget_steps, steps),
+            _share(work.explored_steps, steps),
+            figure(work.predicted_ms),
+            figure(work.measured_ms),
+            _share(work.error_ms or 0.0, work.measured_ms or 0.0),
         )
     return table
 
@@ -82,6 +126,19 @@ def remarks(report: Report) -> list[str]:
         "verify: from the plan's arrival at the rank to the end of verification, the target's pass included; state: "
         "committing; draft: drafting and reporting; prefill is in every part",
     ]
+    if any(group.load.acceptance is not None for group in report.groups):
+        lines.append(
+            "α beside a load: drafts of an oracle, which stand with that probability on average; the drafter's passes "
+            "are made and paid for, and verification is the real one"
+        )
+    if work_table(report).row_count:
+        lines.append(
+            "γ mean: drafts drawn for each sequence in a step; K/step: draft rows that a step might verify; verified: "
+            "share of the drafts that waited; stood: share of those verified; K=0: steps in which drafts waited and "
+            "none was verified; off by: mean |expected - was|"
+        )
+    if any(group.policy.startswith("dynamic") for group in report.groups):
+        lines.append(f"dynamic plans with the profile {report.identity.profile}")
     if any(not device.startswith("cpu") for device in report.identity.devices):
         lines.append(
             f"ranks are on {', '.join(dict.fromkeys(report.identity.devices))}: draft, verify and state are times of "
@@ -108,6 +165,14 @@ def _group_remarks(group: Group) -> list[str]:
             "warm up; tokens per round and comparisons lack them"
         )
     lines += [f"  {code}: {text}" for code, text in figures.failure_texts.items() if text]
+    if figures.work.fallback:
+        lines.append(f"fell back, {where}: ran as a fixed draft length at the end of a cell: {figures.work.fallback}")
+    if figures.recording and figures.recording.identical < figures.recording.compared:
+        apart = figures.recording.compared - figures.recording.identical
+        lines.append(
+            f"apart from the recording, {where}: {apart} of {figures.recording.compared} outputs; "
+            f"{figures.recording.followed_share or 0.0:.1%} of all tokens came before they parted"
+        )
     if figures.measured_anew:
         lines.append(
             f"measured anew, {where}: {figures.measured_anew} measurements in which the server lost its ranks count "
@@ -169,7 +234,7 @@ def limits_text(limits: Limits) -> str:
     return ", ".join(parts) or "no limits given"
 
 
-def _table(title: str, columns: tuple[str, ...]) -> Table:
+def make_table(title: str, columns: tuple[str, ...]) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         is_name = column in ("load", "policy")
@@ -183,8 +248,8 @@ def _codes(failures: dict[str, int]) -> str:
 
 def _formulas(lengths: Lengths) -> list[str]:
     mark = "!" if lengths.rate_misleads else ""
-    counted = _figure(lengths.tokens_per_full_round)
-    return [counted, _figure(lengths.by_survival), _figure(lengths.by_rate) + mark, _figure(lengths.acceptance_rate)]
+    counted = figure(lengths.tokens_per_full_round)
+    return [counted, figure(lengths.by_survival), figure(lengths.by_rate) + mark, figure(lengths.acceptance_rate)]
 
 
 def _by_repeat(group: Group) -> str:
@@ -197,5 +262,9 @@ def _pair(spread: Spread) -> str:
     return NONE if spread.p50 is None or spread.p99 is None else f"{spread.p50:.1f} / {spread.p99:.1f}"
 
 
-def _figure(value: float | None) -> str:
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else NONE
+
+
+def figure(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"

@@ -5,63 +5,46 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from runtime.bench.asked import Asked
 from runtime.bench.load import Load, parse_concurrencies, parse_policies, parse_rates
 from runtime.cli.bench_files import Outputs
+from runtime.cli.bench_options import (
+    Address,
+    Assignments,
+    Checkpoint,
+    Config,
+    HtmlFile,
+    JsonFile,
+    Launcher,
+    Prompts,
+    check_server,
+    own_settings,
+)
 from runtime.cli.bench_run import bench_run
 from runtime.cli.console import EXIT_USAGE, fail, guarded, run
-from runtime.cli.options import UINT32_MAX, checked_address
-from runtime.cli.serve import settings_from_flags
-
-if TYPE_CHECKING:
-    from configs.schema import ServeSettings
+from runtime.cli.options import UINT32_MAX
 
 DEFAULT_POLICIES = ["off", "fixed:2", "fixed:4"]
 DEFAULT_CONCURRENCIES = ["1", "4", "16"]
-OWN_SERVER = ["server.port=0", "metrics.port=none"]
-"""Free ports: a server that runs already keeps its own."""
 
 
 def bench(
-    checkpoint: Annotated[
-        Path | None, typer.Argument(help="Checkpoint for a server of its own; the bundled demo model if left out.")
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="Running server to measure, as host:port. Its policy is switched, and put back at the end.",
-            callback=checked_address,
-        ),
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Settings of a server of its own, as for serve.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of a server of its own; may be repeated."),
-    ] = None,
-    launcher: Annotated[
-        Literal["ray", "process"] | None,
-        typer.Option(
-            help="How ranks of a server of its own are started.", show_default="process, unless settings say otherwise"
-        ),
-    ] = None,
+    checkpoint: Checkpoint = None,
+    address: Address = None,
+    config: Config = None,
+    assignments: Assignments = None,
+    launcher: Launcher = None,
     workload: Annotated[
         Literal["code", "random"],
         typer.Option(
             help="code: held-out text of the demo's corpus. random: random ids; drafts fail most with --temperature 1."
         ),
     ] = "code",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help='JSONL instead of a workload: {"prompt": text} or {"token_ids": [...]} a line.'
-        ),
-    ] = None,
+    prompts: Prompts = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="With --address and --workload random: directory of the served model's tokenizer."),
@@ -96,7 +79,8 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="P[,P...]",
-            help="off or fixed:N; may be repeated. Others are compared with the first.",
+            help="off, fixed:N or dynamic, which takes bounds: dynamic:min=1:max=4:itl=30 (drafts per round, and ms "
+            "between deliveries). May be repeated; others are compared with the first.",
             show_default="off,fixed:2,fixed:4",
         ),
     ] = None,
@@ -114,21 +98,15 @@ def bench(
         float | None, typer.Option(min=0, help="Largest mean gap between a request's tokens in limits.")
     ] = 50.0,
     latency_limit_ms: Annotated[float | None, typer.Option(min=0, help="Longest request in limits.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")] = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots; needs outrider[bench].")
-    ] = None,
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
 ) -> None:
     """Measure speed and speculation by policy and load, on a server of its own or a running one.
 
     Cells (policy, load) are measured in turns, several times. Ctrl-C keeps the cells that are done. A cell in
     which ranks were lost is measured anew. Ends with 1 where a request failed or a file could not be written.
     """
-    if address is not None and (checkpoint or config or assignments or launcher):
-        fail(
-            "a checkpoint, --config, --set and --launcher are for a server of its own; leave out --address",
-            EXIT_USAGE,
-        )
+    check_server(address, checkpoint, config, assignments, launcher)
     if tokenizer is not None and (address is None or workload != "random" or prompts is not None):
         fail("--tokenizer goes with --address and --workload random; leave it out", EXIT_USAGE)
     if prompts is not None and workload != "code":
@@ -143,9 +121,11 @@ def bench(
         outputs = Outputs(json=json_file, html=html_file)
         outputs.check()
         loads: list[Load] = [*parse_concurrencies(concurrency or []), *parse_rates(rate or [])]
+        policies = parse_policies(policy or DEFAULT_POLICIES)
         settings = None
         if address is None:
-            settings = _own_settings(config, assignments or [], {"checkpoint": checkpoint, "launcher": launcher})
+            flags = {"checkpoint": checkpoint, "launcher": launcher}
+            settings = own_settings(config, assignments or [], flags, policies)
         asked = Asked(
             settings=settings,
             workload=workload,
@@ -156,7 +136,7 @@ def bench(
             ignore_eos=ignore_eos,
             requests=requests,
             loads=tuple(loads or parse_concurrencies(DEFAULT_CONCURRENCIES)),
-            policies=tuple(parse_policies(policy or DEFAULT_POLICIES)),
+            policies=tuple(policies),
             warmup=warmup,
             repeats=repeats,
             seed=seed,
@@ -164,11 +144,3 @@ def bench(
             limits=Limits(first_token_ms=ttft_limit_ms, token_gap_ms=itl_limit_ms, request_ms=latency_limit_ms),
         )
     run(bench_run(asked, outputs, address))
-
-
-def _own_settings(config: str | None, assignments: list[str], flags: dict[str, Any]) -> ServeSettings:
-    """As for `outrider serve`, but on free ports, and on child processes unless a launcher is named anywhere."""
-    settings = settings_from_flags(config, [*OWN_SERVER, *assignments], flags)
-    if "launcher" in settings.cluster.model_fields_set:
-        return settings
-    return settings_from_flags(config, [*OWN_SERVER, *assignments], {**flags, "launcher": "process"})

@@ -123,27 +123,30 @@ class _Measuring:
         workload = read_workload(self._asked)
         async with _server(self._asked.settings, address) as at, OutriderClient(at) as client:
             self._prepared = await prepare(client, self._asked, workload)
-            with _CellProgress(self._asked) as progress:
+            with _CellProgress(self._asked, len(self._prepared.prompts.ids)) as progress:
                 self._session = Session(
                     client,
                     self._asked,
                     self._prepared.prompts,
                     note_cell=progress.note_cell,
                     note_request=progress.note_request,
+                    note_recording=progress.note_recording,
+                    note_put_off=progress.note_put_off,
                 )
                 await self._session.run()
 
     def report(self) -> Report | None:
         """None where no cell was measured to its end."""
+        from runtime.bench.prepare import plan_of
         from runtime.bench.report import build_report
 
         if self._session is None or self._prepared is None or not self._session.runs:
             return None
         return build_report(
             self._session.runs,
-            plan=self._prepared.plan,
+            plan=plan_of(self._session.asked, self._prepared.prompts),
             identity=self._prepared.identity,
-            cells_planned=len(self._asked.slots()),
+            cells_planned=self._asked.num_cells,
             started_at=self._session.started_at,
             duration_s=self._session.duration_s,
         )
@@ -168,8 +171,8 @@ async def _server(settings: ServeSettings | None, address: str | None) -> AsyncI
 class _CellProgress:
     """How far the requests of all cells are, on standard error; where it is no terminal, a line per cell."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._num_cells, self._cell = len(asked.slots()), 0
+    def __init__(self, asked: Asked, num_prompts: int) -> None:
+        self._num_cells, self._cell = asked.num_cells, 0
         self._bar = Progress(
             TextColumn("{task.description:<34}"),
             BarColumn(),
@@ -178,7 +181,8 @@ class _CellProgress:
             TimeRemainingColumn(),
             console=ERR,
         )
-        self._task = self._bar.add_task("", total=asked.total_requests)
+        total = asked.total_requests + (num_prompts if asked.records else 0)
+        self._task = self._bar.add_task("", total=total)
 
     def __enter__(self) -> _CellProgress:
         if ERR.is_terminal:
@@ -193,7 +197,16 @@ class _CellProgress:
 
     def note_cell(self, slot: Slot) -> None:
         self._cell += 1
-        text = f"cell {self._cell}/{self._num_cells}: {slot.load}, {slot.policy}"
+        self._say(f"cell {self._cell}/{self._num_cells}: {slot.load}, {slot.policy}")
+
+    def note_put_off(self, reason: str) -> None:
+        self._cell -= 1
+        ERR.print(escape(f"put off: {reason}"), soft_wrap=True)
+
+    def note_recording(self) -> None:
+        self._say("recording what is answered without drafts")
+
+    def _say(self, text: str) -> None:
         self._bar.update(self._task, description=text)
         if not ERR.is_terminal:
             ERR.print(text, soft_wrap=True)
@@ -203,11 +216,14 @@ class _CellProgress:
 
 
 def _show(report: Report) -> None:
-    from runtime.bench.table import comparison_lines, cost_table, remarks, speed_table
+    from runtime.bench.table import comparison_lines, cost_table, remarks, speed_table, work_table
+    from runtime.bench.verdict_table import verdict_lines, verdict_table
 
     if not report.complete:
         OUT.print(f"ended early: {len(report.cells)} of {report.cells_planned} cells were measured")
-    for table in (speed_table(report), cost_table(report)):
+    for table in (speed_table(report), cost_table(report), work_table(report), verdict_table(report.verdict)):
+        if not table.row_count:
+            continue
         left_out: list[str] = []
         if OUT.is_terminal:
             left_out = fit(table, OUT.width)
@@ -218,7 +234,8 @@ def _show(report: Report) -> None:
             OUT.print(f"no room for {', '.join(left_out)}: --json has all, and so has a wider terminal", soft_wrap=True)
         OUT.print()
     dtype = report.identity.model.dtype
-    for line in [*remarks(report), *(line for one in report.comparisons for line in comparison_lines(one, dtype))]:
+    compared = (line for one in report.comparisons for line in comparison_lines(one, dtype))
+    for line in [*remarks(report), *compared, *verdict_lines(report.verdict)]:
         OUT.print(escape(line), soft_wrap=True)
 
 

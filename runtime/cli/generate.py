@@ -52,6 +52,10 @@ def generate(
     stop_token_id: Annotated[
         list[int] | None, typer.Option(min=0, max=UINT32_MAX, help="End with this token; may be repeated.")
     ] = None,
+    max_drafts: Annotated[
+        int | None,
+        typer.Option(min=0, max=UINT32_MAX, help="Drafts per round at most, whatever the policy; 0 decodes plainly."),
+    ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence token.")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")] = False,
     gamma: Annotated[int | None, typer.Option(min=0, help="Drafts per round of a server of its own.")] = None,
@@ -86,6 +90,7 @@ def generate(
                 max_tokens=max_tokens, stop_token_ids=stop_token_id or (), stop=stops, ignore_eos=ignore_eos
             ),
             report_rounds=show_rounds,
+            max_drafts=max_drafts,
         )
         if chat:
             request.chat.messages.add(role="user", content=text)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from runtime.cli.bench import bench
+from runtime.cli.bench_group import bench_commands
 from runtime.cli.check import check
 from runtime.cli.console import OUT
 from runtime.cli.demo import demo
@@ -15,9 +15,11 @@ from runtime.cli.drain import drain, resume
 from runtime.cli.generate import generate
 from runtime.cli.health import health
 from runtime.cli.policy import policy
+from runtime.cli.profile import profile
 from runtime.cli.requests import abort, requests
 from runtime.cli.serve import serve
 from runtime.cli.settings import settings
+from runtime.cli.simulate import simulate
 from runtime.cli.status import status
 from runtime.cli.top import top
 
@@ -31,7 +33,9 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(demo)
-app.command()(bench)
+app.add_typer(bench_commands, name="bench")
+app.command()(simulate)
+app.add_typer(profile, name="profile")
 app.add_typer(policy, name="policy")
 app.command()(status)
 app.command()(top)

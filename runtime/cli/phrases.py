@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from runtime.verification.policy import Dynamic
 
 if TYPE_CHECKING:
     from outrider.v1 import operator_pb2
@@ -13,16 +16,55 @@ NONE = "–"
 
 
 def policy_name(policy: operator_pb2.VerificationPolicy) -> str:
-    """off; fixed, gamma 4; dynamic."""
+    """off; fixed, gamma 4; dynamic, gamma 1..5, steps within 30 ms."""
     kind = policy.WhichOneof("policy")
     if kind is None:
         return "a policy that this command does not know"
+    if kind == "dynamic":
+        return ", ".join([kind, *_bounds(policy.dynamic)])
     return f"fixed, gamma {policy.fixed.gamma}" if kind == "fixed" else kind
+
+
+def _bounds(dynamic: operator_pb2.VerificationPolicy.Dynamic) -> Iterator[str]:
+    """What is not as it is by default."""
+    if dynamic.gamma_min or dynamic.HasField("gamma_max"):
+        yield f"gamma {dynamic.gamma_min}..{dynamic.gamma_max if dynamic.HasField('gamma_max') else 'max'}"
+    if dynamic.HasField("itl_limit_ms"):
+        yield f"steps within {dynamic.itl_limit_ms:g} ms"
+    if dynamic.HasField("min_gain") and dynamic.min_gain != Dynamic().min_gain:
+        yield f"gain of at least {dynamic.min_gain:g}"
+    if dynamic.min_survival:
+        yield f"survival of at least {dynamic.min_survival:g}"
 
 
 def describe_policy(state: operator_pb2.VerificationPolicyState) -> str:
     """The policy in force in one line."""
     return f"{policy_name(state.policy)} (revision {state.revision}, in force from step {state.effective_step})"
+
+
+def policy_lines(state: operator_pb2.VerificationPolicyState) -> list[str]:
+    """What else there is to know of it: policies of priorities, and why dynamic runs as something else."""
+    lines = [f"priority {one.priority}: {policy_name(one.policy)}" for one in state.classes]
+    return [*lines, f"dynamic runs as a fixed draft length: {state.fallback}"] if state.fallback else lines
+
+
+def setter_line(state: operator_pb2.VerificationPolicyState) -> list[str]:
+    """Who set it and when; none from a server that does not tell."""
+    return [f"set by {state.set_by} at {moment(state.set_at)}"] if state.set_by else []
+
+
+def moment(unix_s: float) -> str:
+    """2026-03-01 12:00:00, as the clocks go here."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s)) if unix_s else NONE
+
+
+def profile_state(state: operator_pb2.ProfileState) -> str:
+    """ok, missing, stale, foreign; the number of one that this command does not know."""
+    from outrider.v1 import operator_pb2
+
+    if state not in operator_pb2.ProfileState.values():
+        return f"state {state}"
+    return operator_pb2.ProfileState.Name(state).removeprefix("PROFILE_STATE_").lower()
 
 
 def server_state(state: operator_pb2.ServerState) -> str:

@@ -33,20 +33,36 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Milliseconds per step, over those that were predicted. error_ms: the mean of |predicted - measured|."""
+
+    predicted_ms: float
+    measured_ms: float
+    error_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """One interval of the server's uptime.
 
     tokens_per_pass: tokens emitted over passes that sampled, the first of a request among them, which verifies no
         draft. None where no pass did.
     acceptance: entry k is for draft k, from 0: the share of those drafted that stood. () where none was drafted.
-    step: None where no step ran.
+    admitted, accepted: draft rows verified, and those that stood.
+    zero_budget_steps: of `steps`, those in which drafts waited and none was verified.
+    step: None where no step ran. prediction: None where none was predicted.
     """
 
     interval_s: float
     tokens_per_s: float
     tokens_per_pass: float | None
     acceptance: tuple[float, ...]
+    admitted: int
+    accepted: int
+    steps: int
+    zero_budget_steps: int
     step: StepTimes | None
+    prediction: Prediction | None
 
 
 def rates_between(before: operator_pb2.GetStatusResponse, after: operator_pb2.GetStatusResponse) -> Rates | None:
@@ -55,16 +71,20 @@ def rates_between(before: operator_pb2.GetStatusResponse, after: operator_pb2.Ge
     if interval_s <= 0 or _has_fallen(before.counters, after.counters):
         return None
     emitted = after.counters.emitted - before.counters.emitted
-    drafted, accepted = (
-        [late - early for early, late in _pairs(before.counters, after.counters, name)]
-        for name in ("drafted_by_position", "accepted_by_position")
+    drafted, admitted, accepted = (
+        [late - early for early, late in _pairs(before.counters, after.counters, name)] for name in _BY_POSITION
     )
     return Rates(
         interval_s=interval_s,
         tokens_per_s=emitted / interval_s,
         tokens_per_pass=ratio(emitted, after.counters.rounds - before.counters.rounds),
         acceptance=acceptance(accepted, drafted),
+        admitted=sum(admitted),
+        accepted=sum(accepted),
+        steps=after.counters.steps - before.counters.steps,
+        zero_budget_steps=after.speculation.zero_budget_steps - before.speculation.zero_budget_steps,
         step=_step_times(before.counters, after.counters),
+        prediction=_prediction(before.speculation, after.speculation),
     )
 
 
@@ -92,4 +112,15 @@ def _step_times(before: operator_pb2.Counters, after: operator_pb2.Counters) -> 
         verify_ms=spent_ms["verify_s"],
         commit_ms=spent_ms["commit_s"],
         rest_ms=max(0.0, total_ms - spent_ms["rank_s"]),
+    )
+
+
+def _prediction(before: operator_pb2.SpeculationStatus, after: operator_pb2.SpeculationStatus) -> Prediction | None:
+    num_steps = after.predicted_steps - before.predicted_steps
+    if num_steps <= 0:
+        return None
+    return Prediction(
+        predicted_ms=1000 * (after.predicted_sum_s - before.predicted_sum_s) / num_steps,
+        measured_ms=1000 * (after.measured_sum_s - before.measured_sum_s) / num_steps,
+        error_ms=1000 * (after.error_sum_s - before.error_sum_s) / num_steps,
     )

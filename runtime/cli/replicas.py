@@ -125,22 +125,21 @@ def print_failures(outcomes: Sequence[Answer[T] | Failure]) -> int:
 
 
 def json_of(outcomes: Iterable[Answer[Message] | Failure]) -> str:
-    """A list with an entry per server: its address, and its answer or its error.
+    """A list with an entry per server."""
+    return json.dumps([entry_of(one) for one in outcomes], indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def entry_of(outcome: Answer[Message] | Failure) -> dict[str, object]:
+    """A server's address, and its answer or its error.
 
     Answers are in protobuf's JSON form with the names of the .proto file; 64-bit counters are strings there.
     """
     from google.protobuf.json_format import MessageToDict
 
-    entries: list[dict[str, object]] = []
-    for outcome in outcomes:
-        if isinstance(outcome, Failure):
-            entries.append({"address": outcome.address, "error": outcome.message})
-        else:
-            answer = MessageToDict(
-                outcome.value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-            )
-            entries.append({"address": outcome.address, "answer": answer})
-    return json.dumps(entries, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    if isinstance(outcome, Failure):
+        return {"address": outcome.address, "error": outcome.message}
+    answer = MessageToDict(outcome.value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return {"address": outcome.address, "answer": answer}
 
 
 def gravest(codes: Iterable[int]) -> int:

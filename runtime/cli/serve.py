@@ -30,6 +30,7 @@ FLAG_KEYS = {
     "metrics_port": "metrics.port",
     "policy": "speculation.policy",
     "gamma": "speculation.gamma",
+    "measure_profile": "speculation.measure_profile",
     "memory_mib": "cache.memory_mib",
     "max_running": "cache.max_running",
     "max_model_len": "cache.max_model_len",
@@ -72,8 +73,15 @@ def serve(
     ep: Annotated[
         int | None, typer.Option(help="Ranks with whole experts: all of them (dp x tp), or 1 for none.")
     ] = None,
-    policy: Annotated[Literal["off", "fixed"] | None, typer.Option(help="Speculation at start.")] = None,
+    policy: Annotated[
+        Literal["off", "fixed", "dynamic"] | None,
+        typer.Option(help="Speculation at start, unless operators have set another since."),
+    ] = None,
     gamma: Annotated[int | None, typer.Option(help="Drafts per round under the fixed policy.")] = None,
+    measure_profile: Annotated[
+        bool | None,
+        typer.Option("--measure-profile", help="Measure a hardware profile at start where none fits; takes minutes."),
+    ] = None,
     memory_mib: Annotated[int | None, typer.Option(help="Memory for the state of running sequences.")] = None,
     max_running: Annotated[int | None, typer.Option(help="Most sequences in one batch.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt + output in tokens.")] = None,
@@ -139,7 +147,7 @@ async def _serve(settings: ServeSettings) -> None:
     from runtime.serve import Deployment  # grpc and perhaps ray: not paid for by `--help`
 
     signals = StopSignals()
-    deployment = Deployment(settings)
+    deployment = Deployment(settings, keeps_state=True)
     try:
         with StartupProgress(settings.parallel) as progress:
             if not await first_of(asyncio.create_task(deployment.start(progress)), signals.asked):

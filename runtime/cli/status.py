@@ -20,10 +20,14 @@ from runtime.cli.phrases import (
     duration,
     mebibytes,
     optional,
+    policy_lines,
+    profile_state,
     ratio,
     server_state,
+    setter_line,
     use,
 )
+from runtime.cli.policy_shadow import describe_shadow
 from runtime.cli.replicas import answers_of, ask_once, finish, json_of, print_failures
 
 if TYPE_CHECKING:
@@ -71,7 +75,12 @@ def _facts(status: operator_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
     yield "model", f"{model.name}: {model.model_type}, {size}, {model.dtype}, {model.numerics} numerics"
     yield "limits", f"context {model.context_length} tokens, drafts up to {model.gamma_max}"
     yield "layout", f"dp {model.dp} x tp {model.tp}, ep {model.ep}"
-    yield "policy", describe_policy(status.policy)
+    yield (
+        "policy",
+        "\n".join([describe_policy(status.policy), *setter_line(status.policy), *policy_lines(status.policy)]),
+    )
+    if status.HasField("speculation"):
+        yield from _speculation(status.speculation)
     running = sum(batch.running for batch in status.batches)
     yield "requests", f"{running} running, {use(status.waiting, status.max_waiting)} waiting"
     yield "step", f"{status.step}, epoch {status.epoch}, {counters.restarts} restarts"
@@ -85,6 +94,25 @@ def _facts(status: operator_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
     yield "tokens per pass", optional(ratio(counters.emitted, counters.rounds), ".2f")
     yield "acceptance", by_position(acceptance(counters.accepted_by_position, counters.drafted_by_position))
     yield "versions", ", ".join(f"{name} {version}" for name, version in sorted(status.versions.items()))
+
+
+def _speculation(speculation: operator_pb2.SpeculationStatus) -> Iterator[tuple[str, str]]:
+    """What the planner does, and how true its predictions are."""
+    drafting = f"gamma {speculation.gamma}, budget {speculation.budget} in the newest step; "
+    drafting += f"{speculation.zero_budget_steps} steps without budget, {speculation.explored_steps} to learn"
+    if speculation.predicted_steps:
+        predicted_s, measured_s, error_s = (
+            total_s / speculation.predicted_steps
+            for total_s in (speculation.predicted_sum_s, speculation.measured_sum_s, speculation.error_sum_s)
+        )
+        drafting += f"; {1000 * predicted_s:.2f} ms per step predicted, {1000 * measured_s:.2f} measured, mean error "
+        drafting += f"{1000 * error_s:.2f}"
+    yield "drafting", drafting
+    yield "profile", f"{profile_state(speculation.profile)}: {speculation.profile_detail}"
+    if speculation.survival_by_position:
+        yield "survival", by_position(speculation.survival_by_position)
+    if speculation.shadow.HasField("policy"):
+        yield "shadow", describe_shadow(speculation.shadow)
 
 
 def ranks_table(status: operator_pb2.GetStatusResponse) -> Table:

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from runtime.cli.console import EXIT_UNAVAILABLE, EXIT_USAGE, OUT, fail, natural_width, run, show
 from runtime.cli.options import Addresses, Timeout, checked_seconds
-from runtime.cli.phrases import NONE, by_position, optional, policy_name, server_state, use
-from runtime.cli.rates import Rates, StepTimes, rates_between
+from runtime.cli.phrases import NONE, by_position, optional, policy_name, profile_state, ratio, server_state, use
+from runtime.cli.rates import Prediction, Rates, StepTimes, rates_between
 from runtime.cli.replicas import Answer, Failure, Replicas, answers_of, finish, print_failures
 
 if TYPE_CHECKING:
@@ -50,9 +50,10 @@ def top(
 ) -> None:
     """Watch servers at work until Ctrl-C; where the output is no terminal, print one table.
 
-    Rates are of the last interval. Tokens per pass are tokens emitted over passes that sampled, the first of a request
-    among them, which verifies no draft. A step is split into what its slowest rank spent and the rest: link and host.
-    A server that cannot be reached is asked again at every look.
+    Rates are of the last interval; gamma and budget (the draft rows verified at most) are of its newest step. Tokens
+    per pass are tokens emitted over passes that sampled, the first of a request among them, which verifies no draft.
+    Predictions are of the steps that the hardware profile has figures for. A step is split into what its slowest rank
+    spent and the rest: link and host. A server that cannot be reached is asked again at every look.
     """
     if once and count not in (None, 1):
         fail("--once is --count 1; leave one out", EXIT_USAGE)
@@ -122,14 +123,26 @@ async def _print(looks: AsyncGenerator[list[Reading], None], count: int) -> list
         outcomes = [reading.outcome for reading in readings]
         if answers_of(outcomes):
             show(table_of(readings))
+            for line in _fallbacks(readings):
+                OUT.print(line, soft_wrap=True)
     return outcomes
 
 
 def picture(readings: Sequence[Reading]) -> Group:
-    """The table, and below it why servers are missing from it."""
+    """The table, and below it why a policy is not what it says, and why servers are missing."""
     failures = [reading.outcome for reading in readings if isinstance(reading.outcome, Failure)]
     lines = [Text(f"{failure.address}: {failure.message}", style="red", overflow="fold") for failure in failures]
-    return Group(table_of(readings), *lines)
+    return Group(table_of(readings), *_fallbacks(readings), *lines)
+
+
+def _fallbacks(readings: Sequence[Reading]) -> list[Text]:
+    """One line per server on which dynamic runs as something else: too long for a column."""
+    answers = answers_of(reading.outcome for reading in readings)
+    return [
+        Text(f"{answer.address}: dynamic runs as a fixed draft length: {answer.value.policy.fallback}", overflow="fold")
+        for answer in answers
+        if answer.value.policy.fallback
+    ]
 
 
 def table_of(readings: Sequence[Reading]) -> Table:
@@ -166,6 +179,16 @@ _OF_STEP: tuple[tuple[str, Callable[[StepTimes], float]], ...] = (
     ("  commit", lambda step: step.commit_ms),
     ("  link and host", lambda step: step.rest_ms),
 )
+_OF_PREDICTION: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
+    ("ms predicted", lambda told: f"{told.predicted_ms:.2f}"),
+    ("  measured", lambda told: f"{told.measured_ms:.2f}"),
+    ("  mean error", lambda told: _with_share(told.error_ms, told.measured_ms)),
+)
+
+
+def _with_share(part_ms: float, whole_ms: float) -> str:
+    """0.52 (4%)"""
+    return f"{part_ms:.2f} ({optional(ratio(part_ms, whole_ms), '.0%')})"
 
 
 def figures_of(reading: Reading) -> Iterator[tuple[str, str]]:
@@ -175,18 +198,35 @@ def figures_of(reading: Reading) -> Iterator[tuple[str, str]]:
         return
     status, rates = reading.outcome.value, reading.rates
     yield "state", server_state(status.state)
-    yield "policy", policy_name(status.policy.policy)
+    yield "policy", policy_name(status.policy.policy) + (" (as fixed)" if status.policy.fallback else "")
+    if status.policy.classes:
+        yield "priorities", ", ".join(str(one.priority) for one in status.policy.classes)
     yield "revision", str(status.policy.revision)
     yield "running", str(sum(batch.running for batch in status.batches))
     yield "waiting", str(status.waiting)
     for name, say in _OF_RATES:
         yield name, NONE if rates is None else say(rates)
+    if status.HasField("speculation"):
+        yield from _speculation(status.speculation, rates)
     yield "slots", _slots(status)
     yield from _pages(status)
     step = None if rates is None else rates.step
     for name, spent_ms in _OF_STEP:
         yield name, NONE if step is None else f"{spent_ms(step):.2f}"
+    if status.HasField("speculation"):
+        prediction = None if rates is None else rates.prediction
+        for name, tell in _OF_PREDICTION:
+            yield name, NONE if prediction is None else tell(prediction)
     yield "restarts", str(status.counters.restarts)
+
+
+def _speculation(speculation: operator_pb2.SpeculationStatus, rates: Rates | None) -> Iterator[tuple[str, str]]:
+    """What the planner chose for the newest step, and what became of its choices."""
+    yield "gamma, budget", f"{speculation.gamma}, {speculation.budget}"
+    yield "survival by position", by_position(speculation.survival_by_position)
+    yield "accepted / admitted", NONE if rates is None else use(rates.accepted, rates.admitted)
+    yield "zero-budget steps", NONE if rates is None else use(rates.zero_budget_steps, rates.steps)
+    yield "profile", profile_state(speculation.profile)
 
 
 def _slots(status: operator_pb2.GetStatusResponse) -> str:

@@ -13,6 +13,7 @@ from outrider.v1 import inference_pb2, inference_pb2_grpc, operator_pb2, operato
 from workers.channel import make_async_channel
 
 GenerateCall = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
+PolicyCall = grpc.aio.UnaryStreamCall[operator_pb2.WatchVerificationPolicyRequest, operator_pb2.VerificationPolicyState]
 
 
 class OutriderClient:
@@ -87,12 +88,38 @@ class OutriderClient:
         return await self.switch_policy(policy, expected_revision=expected_revision)
 
     async def switch_policy(
-        self, policy: operator_pb2.VerificationPolicy, *, expected_revision: int | None = None
+        self,
+        policy: operator_pb2.VerificationPolicy | None,
+        *,
+        expected_revision: int | None = None,
+        priority: int | None = None,
     ) -> operator_pb2.VerificationPolicyState:
-        """Puts a policy in force. expected_revision: refuse if it is another."""
-        request = operator_pb2.SetVerificationPolicyRequest(policy=policy, expected_revision=expected_revision)
+        """Puts a policy in force. expected_revision: refuse if it is another. priority: only for its requests; they
+        follow the others again where the policy is None."""
+        request = operator_pb2.SetVerificationPolicyRequest(
+            policy=policy, expected_revision=expected_revision, priority=priority
+        )
         state: operator_pb2.VerificationPolicyState = await self._operator.SetVerificationPolicy(request)
         return state
+
+    def watch_policy(self) -> PolicyCall:
+        """The policy in force, and each change of it, as gRPC's own call object."""
+        call: PolicyCall = self._operator.WatchVerificationPolicy(operator_pb2.WatchVerificationPolicyRequest())
+        return call
+
+    async def set_shadow(self, policy: operator_pb2.VerificationPolicy | None) -> operator_pb2.ShadowStatus:
+        """Has a policy planned beside the one in force; None ends that."""
+        request = operator_pb2.SetShadowPolicyRequest(policy=policy)
+        shadow: operator_pb2.ShadowStatus = await self._operator.SetShadowPolicy(request)
+        return shadow
+
+    async def advise(
+        self, *, num_sequences: int | None = None, context: int | None = None
+    ) -> operator_pb2.AdvisePolicyResponse:
+        """What each draft length would bring; None takes the server's present load. context: tokens."""
+        request = operator_pb2.AdvisePolicyRequest(num_sequences=num_sequences, context=context)
+        reply: operator_pb2.AdvisePolicyResponse = await self._operator.AdvisePolicy(request)
+        return reply
 
     async def get_status(self) -> operator_pb2.GetStatusResponse:
         status: operator_pb2.GetStatusResponse = await self._operator.GetStatus(operator_pb2.GetStatusRequest())

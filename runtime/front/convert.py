@@ -18,7 +18,7 @@ from outrider.v1 import inference_pb2, types_pb2
 from parallel.mesh import Mesh
 from runtime.front.bounds import MAX_CHAT_MESSAGES
 from runtime.front.defaults import SamplingDefaults
-from runtime.front.errors import InvalidRequest, UnknownModel
+from runtime.front.errors import InvalidRequest, MissingFeature, UnknownModel
 from runtime.request import (
     MAX_STOP_STRING_BYTES,
     MAX_STOP_STRINGS,
@@ -32,7 +32,7 @@ from runtime.request import (
     Usage,
 )
 from runtime.stream.text_stream import Delta
-from workers.plan import WorkerDescription
+from workers.plan import OracleDrafts, WorkerDescription
 
 MIN_TEMPERATURE = 2.0**-20
 """About 1e-6. Below it, logits divided by the temperature leave float32; greedy is 0."""
@@ -56,7 +56,8 @@ _FINISH_REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What requests are checked against, and what they get where they say nothing."""
+    """What requests are checked against, and what they get where they say nothing. takes_oracle: whether they may bring
+    drafts of their own."""
 
     name: str
     vocab_size: int
@@ -64,11 +65,12 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     default_max_tokens: int
     defaults: SamplingDefaults
+    takes_oracle: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """A checked request before its prompt is known in tokens. max_tokens: None where the request names none."""
+    """A checked request before its prompt is known in tokens. max_tokens, max_drafts: None where it names none."""
 
     request_id: str
     sampling: SamplingParams
@@ -78,6 +80,8 @@ class GenerateOptions:
     stop_strings: tuple[str, ...]
     priority: int
     report_rounds: bool
+    max_drafts: int | None
+    oracle: OracleDrafts | None
 
 
 def request_id_of(message: inference_pb2.GenerateRequest, metadata: Mapping[str, str | bytes]) -> str:
@@ -100,7 +104,7 @@ def request_id_of(message: inference_pb2.GenerateRequest, metadata: Mapping[str,
 
 
 def options_of(message: inference_pb2.GenerateRequest, request_id: str, model: ServedModel) -> GenerateOptions:
-    """Everything but the prompt. Raises InvalidRequest or UnknownModel."""
+    """Everything but the prompt. Raises InvalidRequest, UnknownModel or MissingFeature."""
     check_counts(message, model)
     refuse_unknown_fields(message)
     if message.HasField("lora_adapter"):
@@ -111,15 +115,18 @@ def options_of(message: inference_pb2.GenerateRequest, request_id: str, model: S
     max_tokens = stopping.max_tokens if stopping.HasField("max_tokens") else None
     if max_tokens == 0:
         raise InvalidRequest("stopping.max_tokens", "must be at least 1; leave it out for the server's default")
+    sampling = sampling_of(message.sampling, model)
     return GenerateOptions(
         request_id=request_id,
-        sampling=sampling_of(message.sampling, model),
+        sampling=sampling,
         max_tokens=max_tokens,
         eos_token_ids=() if stopping.ignore_eos else model.eos_token_ids,
         stop_token_ids=_stop_token_ids(stopping, model),
         stop_strings=_stop_strings(stopping),
         priority=message.priority,
         report_rounds=message.report_rounds,
+        max_drafts=message.max_drafts if message.HasField("max_drafts") else None,
+        oracle=_oracle(message.oracle, sampling, model) if message.HasField("oracle") else None,
     )
 
 
@@ -131,6 +138,12 @@ def check_counts(message: inference_pb2.GenerateRequest | inference_pb2.Tokenize
     if isinstance(message, inference_pb2.TokenizeRequest):
         return
     _check_room("token_ids", len(message.token_ids.ids), model)
+    num_recorded = len(message.oracle.continuation)
+    if num_recorded > model.max_model_len:
+        raise InvalidRequest(
+            "oracle.continuation",
+            f"{num_recorded} ids, and the context holds {model.max_model_len}; leave out the rest",
+        )
     num_ids, num_strings = len(message.stopping.stop_token_ids), len(message.stopping.stop)
     if num_ids > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest("stopping.stop_token_ids", f"{num_ids} ids; at most {MAX_STOP_TOKEN_IDS} are taken")
@@ -177,6 +190,25 @@ def sampling_of(message: types_pb2.Sampling, model: ServedModel) -> SamplingPara
         seed=message.seed if has_seed else secrets.randbits(63),
         coupled=coupled.get(message.verification, has_seed),
     )
+
+
+def _oracle(message: inference_pb2.Oracle, sampling: SamplingParams, model: ServedModel) -> OracleDrafts:
+    """Raises MissingFeature or InvalidRequest."""
+    if not model.takes_oracle:
+        raise MissingFeature(
+            "oracle: this server's drafter takes no recordings; serve with speculation.drafter=oracle, which is for "
+            "measurements alone, or leave it out"
+        )
+    if not sampling.is_greedy:
+        raise InvalidRequest("oracle", "goes with greedy requests only; set sampling.temperature to 0")
+    if not message.continuation:
+        raise InvalidRequest("oracle.continuation", "is empty; give the ids that the model answered before")
+    for index, token_id in enumerate(message.continuation):
+        if token_id >= model.vocab_size:
+            raise InvalidRequest(f"oracle.continuation[{index}]", _outside(token_id, model))
+    if not 0 <= message.acceptance <= 1:
+        raise InvalidRequest("oracle.acceptance", f"{message.acceptance:g} is not from 0 to 1; it is a probability")
+    return OracleDrafts(continuation=tuple(message.continuation), acceptance=message.acceptance)
 
 
 def _stop_token_ids(stopping: types_pb2.Stopping, model: ServedModel) -> tuple[int, ...]:
@@ -250,6 +282,8 @@ def request_of(
         ),
         priority=options.priority,
         report_rounds=options.report_rounds,
+        max_drafts=options.max_drafts,
+        oracle=options.oracle,
     )
 
 
@@ -341,4 +375,5 @@ def model_message(
         dp=mesh.dp,
         tp=mesh.tp,
         ep=mesh.ep,
+        drafter=description.drafter,
     )

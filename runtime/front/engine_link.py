@@ -10,6 +10,7 @@ from runtime.live import RequestStatus
 from runtime.request import Request
 from runtime.status import Aborted, EngineStatus, IntegrityReport
 from runtime.verification.policy import Policy, PolicyState
+from runtime.verification.view import AdviceReport, ShadowView
 from workers.plan import WorkerDescription
 
 
@@ -75,6 +76,28 @@ class EngineLink(Protocol):
         """Checks the books and has every rank check itself. Raises Unavailable when the ranks are not there."""
         ...
 
-    async def set_policy(self, policy: Policy, expected_revision: int | None) -> PolicyState:
-        """Raises StaleRevision, InvalidRequest or MissingFeature."""
+    async def set_policy(
+        self, policy: Policy | None, expected_revision: int | None, *, priority: int | None = None, set_by: str = ""
+    ) -> PolicyState:
+        """Puts a policy in force from the next planned step on.
+
+        priority: only for requests of this priority; policy None lets them follow the others again.
+        set_by: whom the state names.
+
+        Raises StaleRevision, InvalidRequest or MissingFeature.
+        """
+        ...
+
+    def add_policy_listener(self, listener: Callable[[PolicyState], None]) -> Callable[[], None]:
+        """Calls `listener` after each change of the policy; it must not raise. Returns what ends that."""
+        ...
+
+    def set_shadow(self, policy: Policy | None) -> ShadowView | None:
+        """Plans a second policy beside the one in force, from now on; None ends it. Raises InvalidRequest or
+        MissingFeature."""
+        ...
+
+    def advise(self, *, num_sequences: int | None = None, context: int | None = None) -> AdviceReport:
+        """What each draft length would bring now, or for another load. Raises MissingFeature without a profile or
+        anything drafted."""
         ...

@@ -11,11 +11,11 @@ from importlib import metadata
 
 from outrider.v1 import inference_pb2, operator_pb2
 from runtime.front.convert import MAX_REQUEST_ID_CHARS, usage_message
-from runtime.front.errors import InvalidRequest, MissingFeature
+from runtime.front.errors import InvalidRequest
+from runtime.front.policy_messages import policy_state_message, speculation_message
 from runtime.live import EarlyEnd, RequestState, RequestStatus
 from runtime.statistics import EngineStatistics, RankUse
 from runtime.status import EngineStatus, ServerState
-from runtime.verification.policy import Fixed, Off, Policy, PolicyState
 from workers.plan import WorkerDescription
 
 DEFAULT_LISTED = 1000
@@ -50,22 +50,6 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
-def policy_of(message: operator_pb2.VerificationPolicy) -> Policy:
-    """The policy an operator asks for; its range is the engine's to check. Raises InvalidRequest or MissingFeature."""
-    match message.WhichOneof("policy"):
-        case "off":
-            return Off()
-        case "fixed":
-            return Fixed(message.fixed.gamma)
-        case "dynamic":
-            raise MissingFeature(
-                "policy.dynamic: needs a measured hardware profile of this machine and calibrated confidences of the "
-                "drafter; this server has neither. Set policy.fixed or policy.off"
-            )
-        case _:
-            raise InvalidRequest("policy", "none is given; set off or fixed")
-
-
 def limit_of(message: operator_pb2.ListRequestsRequest) -> int:
     """How many requests are listed at most. Raises InvalidRequest."""
     limit = message.limit if message.HasField("limit") else DEFAULT_LISTED
@@ -92,16 +76,6 @@ def request_ids_of(message: operator_pb2.AbortRequest) -> tuple[str, ...]:
     return tuple(message.request_ids)
 
 
-def policy_message(state: PolicyState) -> operator_pb2.VerificationPolicyState:
-    if isinstance(state.policy, Off):
-        policy = operator_pb2.VerificationPolicy(off=operator_pb2.VerificationPolicy.Off())
-    else:
-        policy = operator_pb2.VerificationPolicy(fixed=operator_pb2.VerificationPolicy.Fixed(gamma=state.policy.gamma))
-    return operator_pb2.VerificationPolicyState(
-        policy=policy, revision=state.revision, effective_step=state.effective_step
-    )
-
-
 def state_message(state: ServerState) -> operator_pb2.ServerState:
     return _SERVER_STATES[state]
 
@@ -124,10 +98,11 @@ def status_message(
         ],
         waiting=status.statistics.waiting,
         max_waiting=status.max_waiting,
-        policy=policy_message(status.policy),
+        policy=policy_state_message(status.policy, fallback=status.speculation.fallback),
         step=status.step,
         epoch=status.epoch,
         counters=counters_message(status.statistics),
+        speculation=speculation_message(status.speculation, status.statistics),
     )
 
 

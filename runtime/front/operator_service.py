@@ -5,14 +5,17 @@ Whatever an operator changes is logged with the peer that asked for it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from outrider.v1 import operator_pb2, operator_pb2_grpc
 from runtime.audit import AUDIT
-from runtime.front import operator_messages
+from runtime.front import operator_messages, policy_messages
 from runtime.front.convert import model_message, refuse_unknown_fields
 from runtime.front.engine_link import EngineLink
+from runtime.front.policy_watch import PolicyWatches
 from runtime.front.status import Context, answering
+from runtime.verification.policy import PolicyState
 
 MAX_LOGGED_IDS = 20
 
@@ -25,6 +28,12 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self._model_name = model_name
         self._version = version
         self._versions = operator_messages.installed_versions()
+        self._watches = PolicyWatches(engine)
+        self._setting: set[asyncio.Task[PolicyState]] = set()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends the calls that go on without end; returns when they have, after `timeout_s` at the latest."""
+        await self._watches.stop(timeout_s)
 
     async def GetVerificationPolicy(
         self, message: operator_pb2.GetVerificationPolicyRequest, context: Context
@@ -32,7 +41,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         reply = operator_pb2.VerificationPolicyState()
         async with answering(context):
             refuse_unknown_fields(message)
-            reply.CopyFrom(operator_messages.policy_message(self._engine.policy))
+            reply.CopyFrom(self._policy_state(self._engine.policy))
         return reply
 
     async def SetVerificationPolicy(
@@ -41,17 +50,48 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         reply = operator_pb2.VerificationPolicyState()
         async with answering(context):
             refuse_unknown_fields(message)
-            policy = operator_messages.policy_of(message.policy)
-            expected = message.expected_revision if message.HasField("expected_revision") else None
-            state = await self._engine.set_policy(policy, expected)
-            AUDIT.info(
-                "%s set policy %s: revision %d from step %d",
-                context.peer(),
-                state.policy,
-                state.revision,
-                state.effective_step,
-            )
-            reply.CopyFrom(operator_messages.policy_message(state))
+            # A client that leaves meanwhile ends its call, not the change, nor the line that names it.
+            setting = asyncio.create_task(self._set_policy(message, context.peer()))
+            self._setting.add(setting)
+            setting.add_done_callback(self._forget)
+            reply.CopyFrom(self._policy_state(await asyncio.shield(setting)))
+        return reply
+
+    async def WatchVerificationPolicy(
+        self, message: operator_pb2.WatchVerificationPolicyRequest, context: Context
+    ) -> None:
+        """Writes for as long as the client listens and the server runs."""
+        async with answering(context):
+            refuse_unknown_fields(message)
+            with self._watches.open() as watch:
+                while True:
+                    await context.write(self._policy_state(self._engine.policy))
+                    await watch.next_change()
+
+    async def SetShadowPolicy(
+        self, message: operator_pb2.SetShadowPolicyRequest, context: Context
+    ) -> operator_pb2.ShadowStatus:
+        reply = operator_pb2.ShadowStatus()
+        async with answering(context):
+            refuse_unknown_fields(message)
+            policy = policy_messages.shadow_of(message)
+            shadow = self._engine.set_shadow(policy)
+            if policy is None:
+                AUDIT.info("%s ended the shadow policy", context.peer())
+            else:
+                AUDIT.info("%s set shadow policy %s", context.peer(), policy)
+            reply.CopyFrom(policy_messages.shadow_message(shadow))
+        return reply
+
+    async def AdvisePolicy(
+        self, message: operator_pb2.AdvisePolicyRequest, context: Context
+    ) -> operator_pb2.AdvisePolicyResponse:
+        reply = operator_pb2.AdvisePolicyResponse()
+        async with answering(context):
+            refuse_unknown_fields(message)
+            num_sequences, length = policy_messages.load_of(message)
+            report = self._engine.advise(num_sequences=num_sequences, context=length)
+            reply.CopyFrom(policy_messages.advice_message(report))
         return reply
 
     async def GetStatus(
@@ -124,6 +164,29 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             reply.violations.extend(report.violations)
             reply.ranks_checked = report.ranks_checked
         return reply
+
+    async def _set_policy(self, message: operator_pb2.SetVerificationPolicyRequest, peer: str) -> PolicyState:
+        policy, priority = policy_messages.change_of(message)
+        expected = message.expected_revision if message.HasField("expected_revision") else None
+        state = await self._engine.set_policy(policy, expected, priority=priority, set_by=peer)
+        AUDIT.info(
+            "%s set policy %s%s: revision %d from step %d",
+            peer,
+            "as of the others" if policy is None else policy,
+            "" if priority is None else f" for priority {priority}",
+            state.revision,
+            state.effective_step,
+        )
+        return state
+
+    def _forget(self, setting: asyncio.Task[PolicyState]) -> None:
+        self._setting.discard(setting)
+        if not setting.cancelled():
+            setting.exception()  # looked at here, since nobody else may be there to do so
+
+    def _policy_state(self, state: PolicyState) -> operator_pb2.VerificationPolicyState:
+        fallback = self._engine.status().speculation.fallback
+        return policy_messages.policy_state_message(state, fallback=fallback)
 
 
 def _some_of(request_ids: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import metadata
 
 import grpc.aio
@@ -21,6 +22,8 @@ from runtime.front.malformed import RefuseMalformed
 from runtime.front.operator_service import OperatorService
 from runtime.front.tokenizer import Tokenizer
 from workers.channel import bind, make_async_server
+
+log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 1.0
 """How long streams that a stop ends may take to send their status."""
@@ -55,7 +58,12 @@ class FrontServer:
             eos_token_ids=description.eos_token_ids,
             default_max_tokens=settings.scheduler.default_max_tokens,
             defaults=defaults,
+            takes_oracle=description.drafter == "oracle",
         )
+        if model.takes_oracle:
+            log.warning(
+                "speculation.drafter is oracle: requests may bring drafts of their own, which is for measurements alone"
+            )
         self._settings = settings.server
         self._request_limit_bytes = request_limit_bytes(description.max_model_len)
         self._hub = hub
@@ -89,6 +97,7 @@ class FrontServer:
         if not await self._inference.wait_idle(self._settings.drain_s if drain_s is None else drain_s):
             self._hub.fail_all(Unavailable("this server has stopped; ask another one"))
             await self._inference.wait_idle(LAST_WORDS_S)
+        await self._operator.stop(LAST_WORDS_S)
         # Watches of health and writers whose reader sleeps end here; they would keep a graceful stop waiting.
         await self._server.stop(None)
         self._server = None

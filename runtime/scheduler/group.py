@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.routing import PrefixRouter
 from runtime.scheduler.scheduler import Scheduler
-from runtime.verification.planner import plan_speculation
-from runtime.verification.policy import Policy
+from runtime.verification.speculation import StepPlanner
 from state.ledger import RunningSequence
 from workers.plan import NewSequence, StepPlan
 
@@ -73,25 +72,25 @@ class GroupScheduler:
         dp_rank = self._homes.get(uid)
         return None if dp_rank is None else self.schedulers[dp_rank].ledger[uid]
 
-    def plan(self, policy: Policy) -> StepPlan:
+    def plan(self, planner: StepPlanner) -> StepPlan:
         """The next step. Admits what fits."""
         admitted = self._admit()
-        speculation = plan_speculation(
-            policy, [scheduler.load() for scheduler in self.schedulers], num_waiting=len(self.queue)
-        )
+        decision = planner.decide(self.next_step_id, [scheduler.load() for scheduler in self.schedulers])
         batches = tuple(
-            scheduler.plan(new, verify_budget=budget, feed_drafter=speculation.feed_drafter)
-            for scheduler, new, budget in zip(self.schedulers, admitted, speculation.verify_budgets, strict=True)
+            scheduler.plan(new, share, gamma=decision.gamma, feed_drafter=decision.feed_drafter)
+            for scheduler, new, share in zip(self.schedulers, admitted, decision.batches, strict=True)
         )
         plan = StepPlan(
             step_id=self.next_step_id,
             epoch=self.epoch,
             batches=batches,
-            gamma=speculation.gamma,
-            feed_drafter=speculation.feed_drafter,
+            gamma=decision.gamma,
+            feed_drafter=decision.feed_drafter,
             report_margins=any(
                 scheduler.reports_margins(batch) for scheduler, batch in zip(self.schedulers, batches, strict=True)
             ),
+            calibration=decision.calibration,
+            min_survival=decision.min_survival,
         )
         self.next_step_id += 1
         return plan

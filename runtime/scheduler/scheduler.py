@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from runtime.request import Request
 from runtime.scheduler.rows import share_rows
 from runtime.statistics import PoolUse, RankUse
-from runtime.verification.planner import Load
+from runtime.verification.speculation import BatchSpeculation, Load, Traits
 from state.ledger import Ledger, RunningSequence
 from state.pages import num_reserved_tokens
-from workers.plan import BatchPlan, NewSequence
+from workers.plan import BatchPlan, NewSequence, temperature_class
 
 
 class Scheduler:
@@ -37,8 +37,10 @@ class Scheduler:
         self._gamma_max = gamma_max
         # Insertion order is service order: a decode that ran goes to the back, prefills stay in order of admission.
         self._running: dict[int, RunningSequence] = {}
-        # Those among them whose requests report their rounds.
+        # Those among them whose requests report their rounds; how each is drafted, and the longest it may get.
         self._reporting: set[int] = set()
+        self._traits: dict[int, Traits] = {}
+        self._max_tokens: dict[int, int] = {}
         self._released_slots: list[int] = []
 
     @property
@@ -62,8 +64,23 @@ class Scheduler:
         )
 
     def load(self) -> Load:
-        prefilling = sum(sequence.is_prefilling for sequence in self._running.values())
-        return Load(num_decoding=len(self._running) - prefilling, num_prefilling=prefilling)
+        """What could run in the next step."""
+        ready = [sequence for sequence in self._running.values() if not sequence.awaiting_verdict]
+        decodes = [sequence for sequence in ready if not sequence.is_prefilling]
+        prefills = [sequence for sequence in ready if sequence.is_prefilling]
+        entering = tuple(s.uid for s in prefills if s.num_prompt_left <= self._max_step_tokens)
+        return Load(
+            uids=tuple(sequence.uid for sequence in decodes),
+            traits=tuple(self._traits[sequence.uid] for sequence in decodes),
+            waiting=tuple(sequence.num_waiting_drafts for sequence in decodes),
+            committed=tuple(sequence.committed_len for sequence in decodes),
+            left=tuple(self._max_tokens[sequence.uid] - len(sequence.log.emitted) for sequence in decodes),
+            entering=entering,
+            entering_traits=tuple(self._traits[uid] for uid in entering),
+            num_prompt_rows=sum(sequence.num_prompt_left for sequence in prefills),
+            num_prefilling=len(prefills),
+            max_rows=self._max_step_tokens,
+        )
 
     def has_room(self, request: Request) -> bool:
         """Whether a slot and all pages that the request can ever need are free."""
@@ -75,21 +92,29 @@ class Scheduler:
         self._running[request.uid] = sequence
         if request.report_rounds:
             self._reporting.add(request.uid)
+        self._traits[request.uid] = Traits(
+            request.priority, temperature_class(request.sampling.temperature), request.max_drafts
+        )
+        self._max_tokens[request.uid] = request.stopping.max_tokens
         return _new_sequence(request, sequence)
 
-    def plan(self, admitted: Sequence[NewSequence], *, verify_budget: int, feed_drafter: bool) -> BatchPlan:
+    def plan(
+        self, admitted: Sequence[NewSequence], speculation: BatchSpeculation, *, gamma: int, feed_drafter: bool
+    ) -> BatchPlan:
         """The next batch; empty where nothing can run. It also carries the slots released since the last one, which the
         rank empties before it fills them anew.
 
-        admitted: what `admit` gave since the last plan.
+        admitted: what `admit` gave since the last plan. speculation, gamma, feed_drafter: this rank's share of the
+        decision on the step.
         """
         ready = [sequence for sequence in self._running.values() if not sequence.awaiting_verdict]
         decodes = [sequence for sequence in ready if not sequence.is_prefilling]
         prefills = [sequence for sequence in ready if sequence.is_prefilling]
         shares = share_rows(
-            [1 + sequence.num_waiting_drafts for sequence in decodes],
+            [sequence.num_waiting_drafts for sequence in decodes],
             [sequence.num_prompt_left for sequence in prefills],
             self._max_step_tokens,
+            verify_budget=speculation.verify_budget,
         )
         decodes = decodes[: shares.num_decodes]
         prefills = prefills[: len(shares.chunks)]
@@ -98,6 +123,8 @@ class Scheduler:
         scheduled = decodes + prefills
         num_known = (1,) * len(decodes) + shares.chunks
         num_drafts = tuple(0 if sequence.is_prefilling else sequence.num_waiting_drafts for sequence in scheduled)
+        for sequence in scheduled:
+            sequence.draft_limit = min(gamma, speculation.limits.get(sequence.uid, gamma)) if feed_drafter else 0
         released, self._released_slots = tuple(self._released_slots), []
         return BatchPlan(
             admitted=tuple(admitted),
@@ -106,6 +133,12 @@ class Scheduler:
             epochs=tuple(sequence.epoch for sequence in scheduled),
             num_known=num_known,
             num_drafts=num_drafts,
+            num_forced=tuple(
+                min(drafts, speculation.forced.get(sequence.uid, 0))
+                for sequence, drafts in zip(scheduled, num_drafts, strict=True)
+            )
+            if speculation.forced
+            else (),
             samples=(True,) * len(decodes)
             + tuple(chunk == sequence.num_prompt_left for sequence, chunk in zip(prefills, shares.chunks, strict=True)),
             max_committed=tuple(sequence.committed_len for sequence in scheduled),
@@ -113,7 +146,7 @@ class Scheduler:
                 sequence.plan_pass(known + drafts, feed_drafter=feed_drafter)
                 for sequence, known, drafts in zip(scheduled, num_known, num_drafts, strict=True)
             ),
-            verify_budget=verify_budget,
+            verify_budget=speculation.verify_budget,
         )
 
     def reports_margins(self, batch: BatchPlan) -> bool:
@@ -130,6 +163,7 @@ class Scheduler:
         later than all that name this sequence."""
         del self._running[uid]
         self._reporting.discard(uid)
+        del self._traits[uid], self._max_tokens[uid]
         self._released_slots.append(self.ledger.close(uid).slot)
 
     def _reservation(self, request: Request) -> int:
@@ -152,4 +186,5 @@ def _new_sequence(request: Request, sequence: RunningSequence) -> NewSequence:
         coupled=sampling.coupled,
         stop_token_ids=tuple(dict.fromkeys((*stopping.eos_token_ids, *stopping.stop_token_ids))),
         max_tokens=stopping.max_tokens,
+        oracle=request.oracle,
     )

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,38 +14,19 @@ from types import SimpleNamespace
 
 import pytest
 from fakes.bench import asked_of
+from fakes.bench_process import ITSELF, LIMIT_S, TINY, bench, start
 from fakes.commands import closed_port
 from fakes.servers import printed_until_ready
 from typer import Exit
-from typer.testing import CliRunner
 
 from runtime.bench.document import Report
 from runtime.bench.errors import BenchError
 from runtime.cli import bench_run as bench_run_module
-from runtime.cli.bench import _own_settings
 from runtime.cli.bench_files import Outputs
+from runtime.cli.bench_options import own_settings
 from runtime.cli.bench_run import _finished
 from runtime.cli.console import EXIT_INTERRUPTED, EXIT_NO, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE
-from runtime.cli.main import app
 from runtime.front.client import OutriderClient
-
-ROOT = Path(__file__).parents[2]
-LIMIT_S = 60
-COUNTING = ("-m", "fakes.outrider_counting")
-ITSELF = ("-c", "from runtime.cli.main import main; main()")
-TINY = ("--requests", "2", "--max-tokens", "8", "--repeats", "1", "--warmup", "1")
-
-
-def bench(*arguments: str):
-    return CliRunner().invoke(app, ["bench", *arguments])
-
-
-def start(*arguments: str, cwd: Path, program: tuple[str, str] = COUNTING) -> subprocess.Popen[str]:
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "proto", "tests"))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, *program, *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
 @dataclass(frozen=True)
@@ -85,7 +63,7 @@ def policy_of(server: Server) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--policy", "sometimes"), "--policy 'sometimes': not off or fixed:N"),
+        (("--policy", "sometimes"), "--policy 'sometimes': not off, fixed:N or dynamic"),
         (("--concurrency", "0"), "--concurrency '0': give whole numbers from 1"),
         (("--rate", "-1"), "--rate '-1': give requests per second"),
         (("--address", "127.0.0.1:1", "--set", "cache.page_size=32"), "leave out --address"),
@@ -100,6 +78,16 @@ def policy_of(server: Server) -> tuple[int, int]:
         (("--json", "/tmp/x.txt", "--html", "/tmp/../tmp/x.txt"), "--json and --html both name /tmp/x.txt; name two"),
         (("--concurrency", "9" * 5000), "give whole numbers from 1"),
         (("--html", "/nowhere/x.html"), "--html /nowhere/x.html: no such directory"),
+        (("measure", "--policy", "dynamic:max=x"), "--policy 'dynamic:max=x': max is 'x'; give drafts per round"),
+        (("/nowhere", "--requests", "2"), "model.path: /nowhere: no such directory"),
+        (("replay", "--acceptance", "1.5"), "--acceptance '1.5': give probabilities from 0 to 1, or own, as in own"),
+        (("replay", "--acceptance", "ours"), "--acceptance 'ours': give probabilities from 0 to 1"),
+        (("replay", "--rate", "0x"), "--rate '0x': give a share of plain decoding's rate, above 0"),
+        (("replay", "--rate", "fastx"), "--rate 'fastx': give a share of plain decoding's rate, above 0"),
+        (("replay", "--policy", "sometimes"), "--policy 'sometimes': not off, fixed:N or dynamic"),
+        (("replay", "--address", "127.0.0.1:1", "--config", "x"), "leave out --address"),
+        (("replay", "/nowhere"), "model.path: /nowhere: no such directory"),
+        (("replay", "--html", "/nowhere/x.html"), "--html /nowhere/x.html: no such directory"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_started(arguments, words):
@@ -123,11 +111,11 @@ def test_child_processes_are_the_weakest_default_of_launchers(tmp_path):
     file = tmp_path / "some.yaml"
     file.write_text("cluster:\n  launcher: ray\n")
     flags = {"checkpoint": None, "launcher": None}
-    assert _own_settings(None, [], flags).cluster.launcher == "process"
-    assert _own_settings(None, ["cluster.launcher=ray"], flags).cluster.launcher == "ray"
-    assert _own_settings(str(file), [], flags).cluster.launcher == "ray"
-    assert _own_settings(str(file), [], {**flags, "launcher": "process"}).cluster.launcher == "process"
-    assert _own_settings(str(file), ["cluster.worker_threads=2"], flags).server.port == 0
+    assert own_settings(None, [], flags, []).cluster.launcher == "process"
+    assert own_settings(None, ["cluster.launcher=ray"], flags, []).cluster.launcher == "ray"
+    assert own_settings(str(file), [], flags, []).cluster.launcher == "ray"
+    assert own_settings(str(file), [], {**flags, "launcher": "process"}, []).cluster.launcher == "process"
+    assert own_settings(str(file), ["cluster.worker_threads=2"], flags, []).server.port == 0
 
 
 def test_a_server_that_is_not_there_is_one_line_and_code_4():

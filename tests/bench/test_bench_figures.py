@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from outrider.v1 import operator_pb2
 from runtime.bench import document
 from runtime.bench.completion import Frame
-from runtime.bench.counters import MemoryUse, ServerCounts, peak
+from runtime.bench.counters import MemoryUse, PlanCounts, PlanMoment, ServerCounts, peak
 from runtime.bench.figures import figures_of, keeps, lengths_of, spread
-from runtime.bench.load import Policy
+from runtime.bench.load import Bounds, Policy
 from runtime.bench.percentiles import percentile
 
 FIGURES = st.lists(st.floats(0, 1e6), min_size=1, max_size=40)
@@ -154,12 +154,46 @@ def test_lengths_are_of_the_requests_that_reported_their_rounds():
     assert lengths_of([off]).accepted_prefixes == [1]
 
 
+def test_work_is_summed_over_repeats_and_predictions_are_means_per_step():
+    plans = PlanCounts(
+        steps_by_gamma=(2, 0, 6), budget_sum=40, rollback_tokens=5, zero_budget_steps=1, explored_steps=2,
+        predicted_steps=4, predicted_sum_s=0.04, measured_sum_s=0.06, error_sum_s=0.03,
+    )  # fmt: skip
+    run = replace(run_of(counts=COUNTS), plans=plans)
+    found = figures_of([run, replace(run, fallback="too old")], NO_LIMITS).work
+    assert (found.steps_by_gamma, found.gamma_mean) == ([4, 0, 12], 1.5)
+    assert (found.budget_sum, found.budget_per_step) == (80, 5.0)
+    assert (found.drafted, found.admitted, found.accepted, found.rollback_tokens) == (32, 30, 18, 10)
+    assert (found.zero_budget_steps, found.explored_steps, found.predicted_steps) == (2, 4, 8)
+    assert (found.predicted_ms, found.measured_ms, found.error_ms) == pytest.approx((10.0, 15.0, 7.5))
+    assert found.fallback == "too old"
+    nothing = figures_of([run_of()], NO_LIMITS).work
+    assert (nothing.gamma_mean, nothing.budget_per_step, nothing.predicted_ms, nothing.fallback) == (
+        None,
+        None,
+        None,
+        "",
+    )
+
+
+def test_rounds_of_a_policy_without_one_length_have_no_lengths():
+    told = run_of(completion_of([round_of(0, 0), round_of(2, 2)]), policy=Policy(None, Bounds(gamma_max=2)))
+    assert lengths_of([told]) is None
+    assert figures_of([told], NO_LIMITS).tokens_per_pass == 3.0
+
+
 def test_counters_differ_by_what_happened_between_two_moments():
     before = operator_pb2.Counters(steps=3, drafted_by_position=[5, 4], rank_s=1.5)
     after = operator_pb2.Counters(steps=10, drafted_by_position=[9, 6, 2], rank_s=4.0)
     found = ServerCounts.of(after) - ServerCounts.of(before)
     assert (found.steps, found.drafted_by_position, found.rank_s) == (7, (4, 2, 2), 2.5)
     assert (found + found).drafted_by_position == (8, 4, 4)
+    speculation = operator_pb2.SpeculationStatus(
+        gamma=3, budget=9, predicted_s=0.5, measured_s=0.25, steps_by_gamma=[1, 2], budget_sum=9, rollback_tokens=4
+    )
+    assert PlanCounts.of(speculation) == PlanCounts(steps_by_gamma=(1, 2), budget_sum=9, rollback_tokens=4)
+    moment = PlanMoment.of(speculation, 1.5)
+    assert (moment.at_s, moment.gamma, moment.budget, moment.predicted_s, moment.measured_s) == (1.5, 3, 9, 0.5, 0.25)
 
 
 def test_memory_is_summed_over_ranks_and_the_largest_sample_counts():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from configs.load import SettingsError
 from runtime.bench.generator import closed_loop, open_loop
 from runtime.bench.load import (
+    Bounds,
     Closed,
     Open,
     Policy,
@@ -30,14 +31,37 @@ def test_lists_and_repeated_options_are_the_same():
     assert parse_rates(["0.5", "2,8"]) == [Open(0.5), Open(2.0), Open(8.0)]
 
 
+def test_a_dynamic_policy_keeps_to_its_bounds_in_any_order_and_says_them():
+    found = parse_policies(["dynamic", "dynamic:itl=30", "dynamic:max=4:min=1", "dynamic:min=1:max=4", "dynamic:max=0"])
+    assert [policy.dynamic for policy in found] == [
+        Bounds(),
+        Bounds(itl_limit_ms=30.0),
+        Bounds(gamma_min=1, gamma_max=4),
+        Bounds(gamma_max=0),
+    ]
+    assert list(map(str, found)) == ["dynamic", "dynamic:itl=30", "dynamic:min=1:max=4", "dynamic:max=0"]
+    assert parse_policies([",".join(map(str, found))]) == found
+    assert {policy.num_drafts for policy in found} == {None}
+    assert [policy.least_gamma_max for policy in found] == [1, 1, 4, 1]
+    assert [policy.num_drafts for policy in parse_policies(["off,fixed:3"])] == [0, 3]
+
+
 @pytest.mark.parametrize(
     ("parse", "text", "words"),
     [
-        (parse_policies, "fixed", "not off or fixed:N, as in fixed:4"),
+        (parse_policies, "fixed", "not off, fixed:N or dynamic, as in fixed:4"),
         (parse_policies, "fixed:-1", "--policy 'fixed:-1'"),
         (parse_policies, "off:2", "--policy 'off:2'"),
         (parse_policies, "off,", "--policy ''"),
-        (parse_policies, "fixed:" + "9" * 5000, "not off or fixed:N, as in fixed:4"),
+        (parse_policies, "fixed:" + "9" * 5000, "not off, fixed:N or dynamic, as in fixed:4"),
+        (parse_policies, "dynamic:", "--policy 'dynamic:'"),
+        (parse_policies, "dynamic:4", "'4' is none of min=N, max=N and itl=MS"),
+        (parse_policies, "dynamic:max=4:max=2", "'max=2' is none of min=N, max=N and itl=MS, each once"),
+        (parse_policies, "dynamic:max=-1", "max is '-1'; give drafts per round, as max=2"),
+        (parse_policies, "dynamic:min=x", "min is 'x'; give drafts per round, as min=2"),
+        (parse_policies, "dynamic:min=3:max=2", "min is above max"),
+        (parse_policies, "dynamic:itl=0", "itl is '0'; give milliseconds above 0, as itl=30"),
+        (parse_policies, "dynamic:itl=inf", "itl is 'inf'; give milliseconds above 0"),
         (parse_concurrencies, "0", "from 1 to 4096"),
         (parse_concurrencies, "1" * 5000, "from 1 to 4096"),
         (parse_concurrencies, "4x", "--concurrency '4x'"),
@@ -166,3 +190,13 @@ def test_a_request_that_breaks_ends_the_loop():
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(closed_loop(send, 4, 2, VirtualTime().clock))
     assert caught.group_contains(ZeroDivisionError)
+
+
+def test_loads_of_one_acceptance_are_measured_together_with_all_their_repeats():
+    policies, loads = [Policy(None), Policy(2)], [Closed(1), Closed(1, 0.6), Open(2.0), Open(2.0, 0.6)]
+    slots = schedule(loads, policies, 2)
+    assert len(slots) == len(set(slots)) == 16
+    assert [slot.load.acceptance for slot in slots] == [None] * 8 + [0.6] * 8
+    assert [slot.repeat for slot in slots] == ([0] * 4 + [1] * 4) * 2
+    assert str(Closed(4, 0.6)) == "4 at a time, α=0.6"
+    assert str(Open(2.0, 0.6)) == "2/s, α=0.6"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 from fakes.bench import asked_of
+from fakes.engine import SOUND_PROFILE
 from fakes.front import in_loop, serving
 
 from runtime.bench.completion import generate_request
 from runtime.bench.errors import BenchError
-from runtime.bench.load import Policy
-from runtime.bench.prepare import prepare
+from runtime.bench.load import Policy, parse_policies
+from runtime.bench.prepare import plan_of, prepare
 from runtime.bench.prompts import Prompts
 from runtime.bench.workload import Prompt, WorkloadError
+from runtime.verification.view import SpeculationView
 
 
 @in_loop
@@ -29,7 +31,7 @@ async def test_preparing_reads_who_is_served_and_turns_texts_into_ids() -> None:
     assert found.identity.model.model_type == "qwen3_next"
     assert found.identity.devices == ["cpu"]
     assert not found.identity.own_server
-    assert found.plan.prompts == 2
+    assert plan_of(asked, found.prompts).prompts == 2
 
 
 @in_loop
@@ -71,6 +73,20 @@ async def test_a_server_that_drains_or_drafts_too_little_is_not_measured() -> No
         with pytest.raises(BenchError, match="the server is draining and refuses requests"):
             await prepare(front.client, asked_of(), [Prompt(content="x")])
         assert front.engine.submitted == []
+
+
+@in_loop
+async def test_a_dynamic_policy_needs_a_profile_and_a_drafter_that_is_long_enough() -> None:
+    workload = [Prompt(content="x")]
+    async with serving() as front:
+        dynamic, long = parse_policies(["dynamic,dynamic:max=9"])
+        with pytest.raises(BenchError, match=r"--policy dynamic: the server has no profile to plan with \(no hardware"):
+            await prepare(front.client, asked_of(policies=(dynamic,)), workload)
+        front.engine.speculation = SpeculationView(profile=SOUND_PROFILE)
+        with pytest.raises(BenchError, match="--policy dynamic:max=9: this server drafts at most 8 tokens"):
+            await prepare(front.client, asked_of(policies=(long,)), workload)
+        found = await prepare(front.client, asked_of(policies=(dynamic,)), workload)
+    assert found.identity.profile == "measured on this machine"
 
 
 @in_loop

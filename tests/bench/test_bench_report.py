@@ -11,19 +11,17 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from fakes.bench import NO_LIMITS, completion_of, record_of, round_of, run_of
+from fakes.bench import completion_of, record_of, round_of, run_of
+from fakes.bench_report import COUNTS, OFF, TWO, cells, report_of, streams, validate
 from matplotlib.figure import Figure as Canvas
 from rich.console import Console
 
 from runtime.bench import document
-from runtime.bench.counters import ServerCounts
 from runtime.bench.document import SCHEMA_VERSION, Report
-from runtime.bench.figures import spread
 from runtime.bench.load import Closed, Open, Policy
 from runtime.bench.machine import cpu_model, machine
 from runtime.bench.page import TEMPLATE, page
 from runtime.bench.plots import _acceptance_panel, pictures
-from runtime.bench.report import build_report, load_name
 from runtime.bench.schema import schema_text
 from runtime.bench.table import comparison_lines, cost_table, has_failures, remarks, speed_table
 from runtime.cli.bench_files import Outputs, write_files
@@ -31,39 +29,6 @@ from runtime.cli.bench_run import fit
 from runtime.cli.console import natural_width
 
 ROOT = Path(__file__).parents[2]
-OFF, TWO = Policy(None), Policy(2)
-COUNTS = ServerCounts(
-    steps=5, emitted=10, drafted_by_position=(4, 4), admitted_by_position=(4, 4), accepted_by_position=(3, 1),
-    rank_s=1.0, target_s=0.5, draft_s=0.2, execute_s=1.5, host_s=0.1,
-)  # fmt: skip
-
-
-def report_of(*runs, planned: int | None = None, temperature: float = 0.0, device: str = "cpu") -> Report:
-    limits = NO_LIMITS.model_copy(update={"first_token_ms": 10.0})
-    plan = document.Plan(
-        workload="code", prompts=2, prompt_tokens=spread([3, 5]), prompt_tokens_cut=None, max_tokens=6, ignore_eos=True,
-        temperature=temperature, seed=0, policies=["off", "fixed:2"], loads=[load_name(Closed(2))], requests=2,
-        warmup=1, repeats=1, limits=limits,
-    )  # fmt: skip
-    model = document.Model(
-        name="<b>demo</b>", model_type="x", num_parameters=1, dtype="float32", numerics="default", vocab_size=9,
-        context_length=9, gamma_max=8, dp=1, tp=1, ep=1,
-    )  # fmt: skip
-    identity = document.Identity(
-        model=model, devices=[device], versions={"python": "3"}, machine=machine(), own_server=True, settings={"a": 1}
-    )
-    return build_report(
-        runs,
-        plan=plan,
-        identity=identity,
-        cells_planned=len(runs) if planned is None else planned,
-        started_at="2030-01-01T00:00:00+00:00",
-        duration_s=3.0,
-    )
-
-
-def streams(*accepted: int, gamma: int = 2, margin: float = 1.0):
-    return completion_of([round_of(0, 0), *(round_of(one, gamma, margin=margin) for one in accepted)], at_length=False)
 
 
 def said(*token_streams: tuple[int, ...], policy: Policy, margin: float = 1.0, **options):
@@ -80,12 +45,6 @@ FULL = report_of(
     run_of(streams(0, 0), streams(0), policy=OFF, counts=COUNTS, load=Open(2.0)),
     run_of(streams(2, 2), completion_of([], failure="UNAVAILABLE"), policy=TWO, counts=COUNTS, load=Open(2.0)),
 )
-
-
-def validate(report: Report) -> None:
-    schema = json.loads((ROOT / "docs" / "benchmarks" / "bench.schema.json").read_text())
-    jsonschema.validators.validator_for(schema).check_schema(schema)
-    jsonschema.validate(json.loads(report.model_dump_json()), schema)
 
 
 def test_the_schema_in_the_documents_is_current():
@@ -214,11 +173,6 @@ def test_the_terminal_shows_every_group_and_names_failures_and_limits():
     assert lines[1].startswith("per pass: over all decode passes; full: tokens per round that verified γ drafts")
     assert len(remarks(report_of(run_of(streams(2))))) == 3
     assert "failed, 2/s, fixed:2: 1 UNAVAILABLE of 2 requests; latencies and rates lack them" in lines
-
-
-def cells(table, heading: str) -> list[str]:
-    [column] = [column for column in table.columns if column.header == heading]
-    return list(column.cells)
 
 
 def test_ratios_are_to_the_first_policy_of_the_load_and_to_none_without_its_speed():

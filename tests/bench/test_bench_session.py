@@ -8,16 +8,18 @@ from dataclasses import replace
 import grpc.aio
 import pytest
 from fakes.bench import PROMPTS, asked_of, session_of
-from fakes.engine import DESCRIPTION
+from fakes.engine import DESCRIPTION, SOUND_PROFILE
 from fakes.front import Front, in_loop, serving
 
 from outrider.v1 import operator_pb2
 from runtime.bench import condition
 from runtime.bench import session as session_module
 from runtime.bench.errors import BenchError
-from runtime.bench.load import Closed, Open, Policy, Slot
+from runtime.bench.load import Closed, Open, Policy, Slot, parse_policies
 from runtime.bench.prompts import Prompts
 from runtime.bench.session import Session
+from runtime.verification.policy import Fixed
+from runtime.verification.view import SpeculationView
 
 
 @in_loop
@@ -85,16 +87,19 @@ async def test_a_cancelled_run_keeps_its_cells_and_puts_the_policy_back() -> Non
 @in_loop
 async def test_a_run_that_is_cancelled_while_the_policy_is_switched_puts_it_back(monkeypatch) -> None:
     async with serving(run_length=1) as front:
-        set_policy = front.client.set_policy
+        switch_policy, num_switches = front.client.switch_policy, 0
         running: asyncio.Task[None]
 
-        async def set_and_be_cancelled(*args, **kwargs):
-            state = await set_policy(*args, **kwargs)
-            running.cancel()  # before the session has the answer
-            await asyncio.sleep(0)
+        async def switch_and_be_cancelled(policy, **kwargs):
+            nonlocal num_switches
+            num_switches += 1
+            state = await switch_policy(policy, **kwargs)
+            if num_switches == 1:
+                running.cancel()  # before the session has the answer
+                await asyncio.sleep(0)
             return state
 
-        monkeypatch.setattr(front.client, "set_policy", set_and_be_cancelled)
+        monkeypatch.setattr(front.client, "switch_policy", switch_and_be_cancelled)
         session = session_of(front)
         running = asyncio.create_task(session.run())
         with pytest.raises(asyncio.CancelledError):
@@ -294,3 +299,39 @@ async def test_a_server_that_is_gone_is_an_error_and_what_was_measured_stays() -
         await asyncio.gather(*stopping)
     assert len(session.runs) == 1
     assert session.policy_left.startswith("UNAVAILABLE: ")
+
+
+@in_loop
+async def test_what_is_planned_is_counted_from_the_cell_on_and_sampled_in_it(monkeypatch) -> None:
+    monkeypatch.setattr(session_module, "SAMPLE_S", 0.0)
+    dynamic = parse_policies(["dynamic:max=3"])[0]
+    async with serving(run_length=1) as front:
+        front.engine.speculation = SpeculationView(
+            profile=SOUND_PROFILE, steps_by_gamma=(5, 7), budget_sum=30, predicted_steps=4, predicted_sum_s=1.0
+        )
+
+        def plan_on() -> None:
+            view = front.engine.speculation
+            front.engine.speculation = replace(
+                view,
+                gamma=2,
+                budget=6,
+                predicted_s=0.25,
+                measured_s=0.5,
+                steps_by_gamma=(5, 7, sum(view.steps_by_gamma[2:]) + 1),
+                budget_sum=view.budget_sum + 6,
+                predicted_steps=view.predicted_steps + 1,
+                predicted_sum_s=view.predicted_sum_s + 0.25,
+                fallback="measured long ago",
+            )
+
+        session = session_of(front, policies=(dynamic,), note_request=plan_on)
+        await session.run()
+        assert front.engine.policy.policy == Fixed(4)
+    [run] = session.runs
+    assert (run.plans.steps_by_gamma, run.plans.budget_sum, run.plans.predicted_steps) == ((0, 0, 4), 24, 4)
+    assert run.plans.predicted_sum_s == 1.0
+    assert len(run.moments) == len(run.memory) - 1
+    assert (run.moments[-1].gamma, run.moments[-1].budget) == (2, 6)
+    assert [moment.at_s for moment in run.moments] == sorted(moment.at_s for moment in run.moments)
+    assert run.fallback == "measured long ago"

@@ -7,26 +7,28 @@ import asyncio
 import grpc.aio
 import pytest
 from fakes.bench import session_of
+from fakes.engine import SOUND_PROFILE
 from fakes.front import in_loop, serving
 
-from runtime.bench.borrowed_policy import UNFINISHED
+from runtime.bench.borrowed_policy import UNFINISHED, message_of
 from runtime.bench.errors import BenchError
-from runtime.bench.load import Slot
+from runtime.bench.load import Policy, Slot, parse_policies
+from runtime.verification.view import SpeculationView
 
 
 @in_loop
 async def test_a_switch_over_somebody_elses_is_refused_and_theirs_stays(monkeypatch) -> None:
     async with serving(run_length=1) as front:
-        set_policy, calls = front.client.set_policy, 0
+        switch_policy, calls = front.client.switch_policy, 0
 
-        async def set_after_somebody(*args, **kwargs):
+        async def switch_after_somebody(policy, **kwargs):
             nonlocal calls
             calls += 1
             if calls == 2:
-                await set_policy(5)
-            return await set_policy(*args, **kwargs)
+                await switch_policy(message_of(Policy(5)))
+            return await switch_policy(policy, **kwargs)
 
-        monkeypatch.setattr(front.client, "set_policy", set_after_somebody)
+        monkeypatch.setattr(front.client, "switch_policy", switch_after_somebody)
         session = session_of(front)
         with pytest.raises(BenchError, match="somebody else changed the server's policy"):
             await session.run()
@@ -47,22 +49,28 @@ async def test_a_policy_that_was_never_switched_is_not_put_back() -> None:
         assert (await front.client.get_policy()).revision == 1
 
 
+@pytest.mark.parametrize("policy", parse_policies(["off,fixed:0,fixed:2,dynamic,dynamic:min=1:max=3:itl=30"]), ids=str)
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_switch_without_an_answer_is_looked_up_and_put_back_if_it_is_ours(is_done, monkeypatch) -> None:
+def test_a_switch_without_an_answer_is_looked_up_and_put_back_if_it_is_ours(is_done, policy, monkeypatch) -> None:
     @in_loop
     async def check() -> None:
         async with serving() as front:
-            set_policy = front.client.set_policy
+            front.engine.speculation = SpeculationView(profile=SOUND_PROFILE)
+            switch_policy, calls = front.client.switch_policy, 0
 
-            async def set_without_answer(*args, **kwargs):
+            async def switch_without_answer(asked, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls > 1:
+                    return await switch_policy(asked, **kwargs)
                 if is_done:
-                    await set_policy(*args, **kwargs)
+                    await switch_policy(asked, **kwargs)
                 raise grpc.aio.AioRpcError(
                     grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "lost"
                 )
 
-            monkeypatch.setattr(front.client, "set_policy", set_without_answer)
-            session = session_of(front)
+            monkeypatch.setattr(front.client, "switch_policy", switch_without_answer)
+            session = session_of(front, policies=(policy,))
             with pytest.raises(grpc.aio.AioRpcError, match="lost"):
                 await session.run()
             state = await front.client.get_policy()
@@ -102,32 +110,32 @@ async def test_one_cancellation_does_not_end_the_putting_back_and_a_second_one_d
             assert len(session.runs) == 2
 
 
-@pytest.mark.parametrize("call", ["set_policy", "switch_policy"])
-def test_a_run_that_was_cancelled_ends_at_once_when_it_is_cancelled_again(call, monkeypatch) -> None:
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_run_that_was_cancelled_ends_at_once_when_it_is_cancelled_again(at, monkeypatch) -> None:
     @in_loop
     async def check() -> None:
         async with serving(run_length=1) as front:
-            whole, reached, calls = getattr(front.client, call), asyncio.Event(), 0
+            whole, reached, calls = front.client.switch_policy, asyncio.Event(), 0
             running: asyncio.Task[None]
 
             async def hang(*args, **kwargs):
                 # As the second cell is switched to, or as the policy is put back after it.
                 nonlocal calls
                 calls += 1
-                if calls == (2 if call == "set_policy" else 3):
+                if calls == at:
                     reached.set()
                     await asyncio.Event().wait()
                 return await whole(*args, **kwargs)
 
             def interrupt() -> None:
-                if call == "switch_policy" and calls == 2 and not running.cancelling():
+                if at == 3 and calls == 2 and not running.cancelling():
                     running.cancel()
 
-            monkeypatch.setattr(front.client, call, hang)
+            monkeypatch.setattr(front.client, "switch_policy", hang)
             session = session_of(front, note_request=interrupt)
             running = asyncio.create_task(session.run())
             await reached.wait()
-            if call == "set_policy":
+            if at == 2:
                 running.cancel()
                 await asyncio.wait((running,), timeout=0)
             assert not running.done()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import signal
@@ -88,6 +89,25 @@ async def test_on_a_terminal_top_draws_until_ctrl_c_which_is_its_ordinary_end():
     assert b"\x1b[" in drawn
     assert b"\x1b[?25h" in rest, "the cursor is back"
     assert (process.returncode, err) == (0, b"")
+
+
+@in_loop
+async def test_ctrl_c_is_the_ordinary_end_of_a_watch_and_its_lines_come_as_they_happen():
+    async with serving() as front:
+        call = ("policy", "watch", "--json", "--address", front.address)
+        process = await asyncio.create_subprocess_exec(*OUTRIDER, *call, env=environment(), stdout=PIPE, stderr=PIPE)
+        assert process.stdout is not None
+        revisions = []
+        for gamma in range(3):
+            line = json.loads(await process.stdout.readline())
+            revisions.append(line["answer"]["revision"])
+            await front.client.set_policy(gamma)
+        await process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+        await front.engine.until(lambda: front.engine.num_policy_listeners == 0)
+    assert revisions == ["1", "2", "3"]
+    assert (process.returncode, out, err) == (0, b"", b"")
 
 
 def read_until(terminal: int, word: bytes, times: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from fakes.commands import closed_port, outrider_in_loop
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from outrider.v1 import operator_pb2
 from runtime.cli import console, top
-from runtime.cli.rates import Rates, StepTimes, rates_between
+from runtime.cli.rates import Prediction, Rates, StepTimes, rates_between
 from runtime.cli.replicas import Answer, Failure
 from runtime.cli.top import Reading, figures_of, picture, read, table_of, watch
 
@@ -22,6 +23,7 @@ BEFORE = {
     "rounds": 40,
     "emitted": 100,
     "drafted_by_position": [40, 40, 0],
+    "admitted_by_position": [40, 30, 0],
     "accepted_by_position": [30, 20, 0],
     "rank_s": 2.0,
     "target_s": 1.0,
@@ -36,6 +38,7 @@ AFTER = {
     "rounds": 56,
     "emitted": 132,
     "drafted_by_position": [56, 48, 0],
+    "admitted_by_position": [54, 36, 0],
     "accepted_by_position": [42, 22, 0],
     "rank_s": 2.5,
     "target_s": 1.25,
@@ -45,14 +48,41 @@ AFTER = {
     "execute_s": 3.125,
     "host_s": 0.75,
 }
+PLANNED_BEFORE = {
+    "zero_budget_steps": 3,
+    "predicted_steps": 8,
+    "predicted_sum_s": 1.0,
+    "measured_sum_s": 2.0,
+    "error_sum_s": 0.5,
+}
+PLANNED_AFTER = {
+    "zero_budget_steps": 4,
+    "predicted_steps": 10,
+    "predicted_sum_s": 1.25,
+    "measured_sum_s": 2.5,
+    "error_sum_s": 0.625,
+    "profile": operator_pb2.PROFILE_STATE_OK,
+    "gamma": 2,
+    "budget": 7,
+    "survival_by_position": [0.875, 0.5],
+}
 RATES = Rates(
     interval_s=2.0,
     tokens_per_s=16.0,
     tokens_per_pass=2.0,
     acceptance=(0.75, 0.25),
+    admitted=20,
+    accepted=14,
+    steps=4,
+    zero_budget_steps=1,
+    prediction=Prediction(predicted_ms=125.0, measured_ms=250.0, error_ms=62.5),
     step=StepTimes(total_ms=218.75, target_ms=62.5, draft_ms=31.25, verify_ms=15.625, commit_ms=7.8125, rest_ms=93.75),
 )
 GONE = Failure(address="b:2", message="UNAVAILABLE: gone [b]", code=console.EXIT_UNAVAILABLE)
+
+
+def planning(uptime_s: float, counters: dict, speculation: dict) -> operator_pb2.GetStatusResponse:
+    return status(uptime_s, counters, speculation=operator_pb2.SpeculationStatus(**speculation))
 
 
 def status(uptime_s: float, counters: dict, **fields) -> operator_pb2.GetStatusResponse:
@@ -63,7 +93,7 @@ def answer(value: operator_pb2.GetStatusResponse, address: str = "a:1") -> Answe
     return Answer(address=address, value=value)
 
 
-def busy(uptime_s: float = 7.0, counters: dict | None = None) -> operator_pb2.GetStatusResponse:
+def busy(uptime_s: float = 7.0, counters: dict | None = None, **policy: object) -> operator_pb2.GetStatusResponse:
     pools = [
         [operator_pb2.PoolStatus(group="target", pages_used=used, pages_total=50)]
         + [operator_pb2.PoolStatus(group="drafter", pages_used=1, pages_total=8)]
@@ -74,7 +104,8 @@ def busy(uptime_s: float = 7.0, counters: dict | None = None) -> operator_pb2.Ge
         AFTER | {"restarts": 2} if counters is None else counters,
         state=operator_pb2.SERVER_STATE_DRAINING,
         waiting=4,
-        policy={"policy": {"fixed": {"gamma": 3}}, "revision": 9},
+        policy={"policy": {"fixed": {"gamma": 3}}, "revision": 9} | policy,
+        speculation=operator_pb2.SpeculationStatus(**PLANNED_AFTER),
         batches=[
             operator_pb2.BatchStatus(running=n, slots_used=n, slots_total=4, pools=pool)
             for n, pool in zip((1, 2), pools, strict=True)
@@ -83,12 +114,27 @@ def busy(uptime_s: float = 7.0, counters: dict | None = None) -> operator_pb2.Ge
 
 
 def test_rates_are_differences_over_the_difference_of_uptime():
-    assert rates_between(status(5.0, BEFORE), status(7.0, AFTER)) == RATES
+    before, after = planning(5.0, BEFORE, PLANNED_BEFORE), planning(7.0, AFTER, PLANNED_AFTER)
+    assert rates_between(before, after) == RATES
+    # A server that tells nothing of its planner has the rest all the same.
+    silent = replace(RATES, zero_budget_steps=0, prediction=None)
+    assert rates_between(status(5.0, BEFORE), status(7.0, AFTER)) == silent
 
 
 def test_an_idle_interval_has_a_rate_of_nothing_and_no_ratios():
     rates = rates_between(status(5.0, BEFORE), status(5.5, BEFORE))
-    assert rates == Rates(interval_s=0.5, tokens_per_s=0.0, tokens_per_pass=None, acceptance=(), step=None)
+    assert rates == Rates(
+        interval_s=0.5,
+        tokens_per_s=0.0,
+        tokens_per_pass=None,
+        acceptance=(),
+        admitted=0,
+        accepted=0,
+        steps=0,
+        zero_budget_steps=0,
+        step=None,
+        prediction=None,
+    )
 
 
 def test_passes_without_drafts_have_no_acceptance():
@@ -137,6 +183,11 @@ def test_figures_of_a_busy_server():
         "tokens/s": "16.0",
         "tokens per pass": "2.00",
         "acceptance by position": "0.75 0.25",
+        "gamma, budget": "2, 7",
+        "survival by position": "0.88 0.50",
+        "accepted / admitted": "14 / 20 (70%)",
+        "zero-budget steps": "1 / 4 (25%)",
+        "profile": "ok",
         "slots": "3 / 8 (38%)",
         "pages: target": "25 / 100 (25%)",
         "pages: drafter": "2 / 16 (12%)",
@@ -146,8 +197,30 @@ def test_figures_of_a_busy_server():
         "  verify": "15.62",
         "  commit": "7.81",
         "  link and host": "93.75",
+        "ms predicted": "125.00",
+        "  measured": "250.00",
+        "  mean error": "62.50 (25%)",
         "restarts": "2",
     }
+    silent = busy()
+    silent.ClearField("speculation")
+    rows = {name for name, _ in figures_of(Reading(outcome=answer(silent), rates=RATES))}
+    assert set(figures) - rows == {
+        *("gamma, budget", "survival by position", "accepted / admitted", "zero-budget steps", "profile"),
+        *("ms predicted", "  measured", "  mean error"),
+    }
+
+
+def test_a_dynamic_policy_that_runs_as_something_else_is_marked_and_the_reason_stands_below():
+    classes = [{"priority": priority, "policy": {"off": {}}} for priority in (-1, 4)]
+    dynamic = busy(policy={"dynamic": {}}, fallback="no profile [here]", classes=classes)
+    readings = [Reading(outcome=answer(dynamic), rates=RATES), Reading(outcome=answer(busy(), "b:2"), rates=RATES)]
+    figures = dict(figures_of(readings[0]))
+    assert (figures["policy"], figures["priorities"]) == ("dynamic (as fixed)", "-1, 4")
+    assert "priorities" not in dict(figures_of(readings[1]))
+    text = text_of(picture(readings))
+    assert text.splitlines()[-1] == "a:1: dynamic runs as a fixed draft length: no profile [here]"
+    assert text.count("runs as a fixed") == 1
 
 
 def test_without_rates_the_rows_stay_and_have_no_figures():
@@ -156,6 +229,7 @@ def test_without_rates_the_rows_stay_and_have_no_figures():
     assert {name for name in without if without[name] == "–"} == {
         *("tokens/s", "tokens per pass", "acceptance by position"),
         *("ms per step", "  target", "  draft", "  verify", "  commit", "  link and host"),
+        *("accepted / admitted", "zero-budget steps", "ms predicted", "  measured", "  mean error"),
     }
 
 
@@ -172,7 +246,7 @@ def test_the_table_has_a_column_per_server_also_for_those_that_are_gone():
     assert lines[1].split() == ["state", "unreachable", "draining"]
     assert re.split(r"  +", lines[2].strip()) == ["policy", "–", "fixed, gamma 3"]
     assert lines[-1].split() == ["restarts", "–", "2"]
-    assert len(lines) == 19
+    assert len(lines) == 27
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -235,7 +309,7 @@ def test_a_server_that_comes_back_has_rates_from_its_second_look_on():
     lives = [answer(status(5.0, BEFORE), GONE.address), answer(status(7.0, AFTER), GONE.address), GONE, GONE, *answers]
     found = asyncio.run(looks(lives, Time(poll_s=0.0)))
     assert [reading.outcome for reading in found] == lives
-    assert found[1].rates == RATES
+    assert found[1].rates == replace(RATES, zero_budget_steps=0, prediction=None)
     assert [reading.rates is None for reading in found] == [True, False, True, True, True, False]
 
 

@@ -59,7 +59,9 @@ def test_relative_paths_in_a_file_start_at_the_file(tmp_path, yaml_file, monkeyp
     (tmp_path / "ckpt").mkdir()
     (tmp_path / "ckpt" / "config.json").write_text("{}")
     monkeypatch.chdir("/")
-    settings = load_settings(yaml_file("model: {path: ckpt}\nstate_dir: var\n"), {})
+    text = "model: {path: ckpt}\nstate_dir: var\nspeculation: {profile: here.json}\n"
+    settings = load_settings(yaml_file(text), {})
+    assert settings.speculation.profile == tmp_path / "here.json"
     assert settings.model.path == tmp_path / "ckpt"
     assert settings.state_dir == tmp_path / "var"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import permutations
 
@@ -25,7 +26,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workers.draft.admit import admit, admit_on_device, confidence
+from workers.draft.admit import admit
+from workers.draft.admit_on_device import admit_on_device
 from workers.plan import VERIFY_EVERYTHING
 
 NAN = float("nan")
@@ -33,8 +35,17 @@ COARSE = [0.0, -0.0, 0.25, 0.5, 0.75, 1.0, 1.5, -1.0, NAN, float("inf")]
 """Confidences with many ties and every oddity; products of the ordinary ones are exact in float32."""
 
 
-def lengths(confidences: list[list[float]], num_drafts: list[int], uid: list[int], budget: int) -> list[int]:
-    return admit(np.array(confidences, dtype=np.float32), np.array(num_drafts), np.array(uid), budget).tolist()
+def lengths(
+    confidences: list[list[float]],
+    num_drafts: list[int],
+    uid: list[int],
+    budget: int,
+    forced: list[int] | None = None,
+    floor: float = 0.0,
+) -> list[int]:
+    forced_B = None if forced is None else np.array(forced)
+    c = np.array(confidences, dtype=np.float32)
+    return admit(c, np.array(num_drafts), np.array(uid), budget, forced_B, floor).tolist()
 
 
 def test_the_largest_survivals_are_admitted_as_prefixes() -> None:
@@ -71,92 +82,145 @@ def test_no_positions_and_no_sequences_are_fine() -> None:
     assert admit_on_device(torch.from_numpy(none.T), empty, empty, 4).tolist() == []
 
 
-def test_confidence_is_the_largest_probability_whatever_is_drawn() -> None:
-    law = torch.tensor([[0.2, 0.5, 0.3], [1.0, 0.0, 0.0]])
-    logits = law.log() + 3
-    torch.testing.assert_close(confidence(logits.amax(-1), logits.logsumexp(-1)), torch.tensor([0.5, 1.0]))
+def test_forced_drafts_come_first_whatever_their_confidence_and_count_against_the_budget() -> None:
+    confidences = [[0.0, 1.0], [1.0, 1.0], [NAN, 0.5]]
+    by_budget = [lengths(confidences, [2, 2, 2], [3, 1, 2], budget, [1, 0, 2]) for budget in range(7)]
+    # Positions 0 of requests 2 and 3 in order of their uids, position 1 of request 2; then by survival, of which the
+    # second draft of request 3 has none.
+    assert by_budget == [[0, 0, 0], [0, 0, 1], [1, 0, 1], [1, 0, 2], [1, 1, 2], [1, 2, 2], [2, 2, 2]]
+
+
+def test_what_is_forced_weighs_on_what_comes_after_it() -> None:
+    assert lengths([[0.25, 1.0], [0.5, 0.5]], [2, 2], [1, 2], 2, [1, 0]) == [1, 1]
+    assert lengths([[0.75, 1.0], [0.5, 0.5]], [2, 2], [1, 2], 2, [1, 0]) == [2, 0]
+
+
+def test_drafts_below_the_floor_are_not_admitted_though_the_budget_covers_all() -> None:
+    confidences = [[0.5, 0.5, 1.0], [0.75, 0.0, 1.0]]
+    assert lengths(confidences, [3, 3], [1, 2], VERIFY_EVERYTHING, floor=0.25) == [3, 1]
+    assert lengths(confidences, [3, 3], [1, 2], VERIFY_EVERYTHING, floor=0.26) == [1, 1]
+    assert lengths(confidences, [3, 3], [1, 2], 1, floor=0.26) == [0, 1]
+    assert lengths(confidences, [3, 3], [1, 2], VERIFY_EVERYTHING, [0, 2], 0.26) == [1, 2]
+    assert lengths(confidences, [3, 3], [1, 2], VERIFY_EVERYTHING, floor=0.0) == [3, 3]
+
+
+def test_the_floor_is_compared_in_float32() -> None:
+    """0.1 rounds up: a survival of float32 0.1 reaches it, and neither twin holds it against the float64 one."""
+    c, one = np.array([[0.1]], dtype=np.float32), np.array([1])
+    below = np.nextafter(c, np.float32(0))
+    for confidence, expected in ((c, [1]), (below, [0])):
+        tensors = (torch.from_numpy(confidence), torch.from_numpy(one), torch.from_numpy(one))
+        assert admit(confidence, one, one, 1, None, 0.1).tolist() == expected
+        assert admit_on_device(*tensors, 1, None, 0.1).tolist() == expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What `admit` is told."""
+
+    confidence: NDArray[np.float32]
+    num_drafts: NDArray[np.int64]
+    uid: NDArray[np.int64]
+    budget: int
+    num_forced: NDArray[np.int64] | None
+    floor: float
+
+    def admit(self) -> list[int]:
+        return admit(self.confidence, self.num_drafts, self.uid, self.budget, self.num_forced, self.floor).tolist()
+
+    def admit_on_device(self) -> list[int]:
+        arrays = (self.confidence, self.num_drafts, self.uid)
+        forced = None if self.num_forced is None else torch.from_numpy(self.num_forced)
+        admitted = admit_on_device(*map(torch.from_numpy, arrays), self.budget, forced, self.floor)
+        assert admitted.dtype == torch.int64
+        return admitted.tolist()
+
+    def plainly(self) -> list[int]:
+        """One entry at a time, by counting those that beat it."""
+        entries = {}
+        for b, row in enumerate(self.confidence):
+            survival = np.float32(1)
+            for j in range(self.num_drafts[b]):
+                survival *= min(max(row[j], np.float32(0)), np.float32(1)) if row[j] == row[j] else np.float32(0)
+                forced = self.num_forced is not None and j < self.num_forced[b]
+                entries[b, j] = (forced, np.float32(0) if forced else survival, -j, -self.uid[b], survival)
+        admitted = [0] * len(self.confidence)
+        for (b, _), key in entries.items():
+            rank = sum(other[:4] > key[:4] for other in entries.values())
+            good = (key[4] > 0 or self.budget >= len(entries)) and key[4] >= np.float32(self.floor)
+            admitted[b] += bool(rank < self.budget and (key[0] or good))
+        return admitted
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int]:
+def batches(draw: st.DrawFn) -> Batch:
     num_sequences, num_positions = draw(st.integers(1, 6)), draw(st.integers(1, 5))
     one = st.one_of(st.sampled_from(COARSE), st.floats(0, 1, width=32))
     row = st.lists(one, min_size=num_positions, max_size=num_positions)
     confidences = draw(st.lists(row, min_size=num_sequences, max_size=num_sequences))
     num_drafts = draw(st.lists(st.integers(0, num_positions), min_size=num_sequences, max_size=num_sequences))
     uid = draw(st.lists(st.integers(0, 50), min_size=num_sequences, max_size=num_sequences, unique=True))
-    budget = draw(st.integers(0, num_sequences * num_positions + 1))
-    return np.array(confidences, dtype=np.float32), np.array(num_drafts), np.array(uid), budget
-
-
-def plain_admit(
-    c: NDArray[np.float32], num_drafts: NDArray[np.int64], uid: NDArray[np.int64], budget: int
-) -> list[int]:
-    """One entry at a time, by counting those that beat it."""
-    entries = {}
-    for b, row in enumerate(c):
-        survival = np.float32(1)
-        for j in range(num_drafts[b]):
-            survival *= min(max(row[j], np.float32(0)), np.float32(1)) if row[j] == row[j] else np.float32(0)
-            entries[b, j] = (survival, -j, -uid[b])
-    admitted = [0] * len(c)
-    for (b, _), key in entries.items():
-        rank = sum(other > key for other in entries.values())
-        admitted[b] += rank < budget and bool(key[0] > 0 or budget >= len(entries))
-    return admitted
+    return Batch(
+        confidence=np.array(confidences, dtype=np.float32),
+        num_drafts=np.array(num_drafts),
+        uid=np.array(uid),
+        budget=draw(st.integers(0, num_sequences * num_positions + 1)),
+        num_forced=draw(st.none() | st.tuples(*[st.integers(0, n) for n in num_drafts]).map(np.array)),
+        floor=draw(st.sampled_from([0.0, 0.125, 0.25, 0.1, 0.5, 1.0]) | st.floats(0, 1)),
+    )
 
 
 @given(batches())
-def test_both_twins_equal_the_plain_computation(
-    batch: tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int],
-) -> None:
-    c, num_drafts, uid, budget = batch
-    expected = plain_admit(c, num_drafts, uid, budget)
-    assert admit(c, num_drafts, uid, budget).tolist() == expected
-    on_device = admit_on_device(torch.from_numpy(c), torch.from_numpy(num_drafts), torch.from_numpy(uid), budget)
-    assert on_device.dtype == torch.int64
-    assert on_device.tolist() == expected
+def test_both_twins_equal_the_plain_computation(batch: Batch) -> None:
+    expected = batch.plainly()
+    assert batch.admit() == expected
+    assert batch.admit_on_device() == expected
 
 
 def test_the_twins_agree_on_large_batches_of_close_survivals() -> None:
     rng = np.random.default_rng(0)
     c = rng.uniform(0.98, 1.0, size=(256, 8)).astype(np.float32)
     num_drafts, uid = rng.integers(0, 9, size=256), rng.permutation(256)
-    tensors = [torch.from_numpy(array) for array in (c, num_drafts, uid)]
+    forced = np.minimum(num_drafts, rng.integers(-6, 3, size=256).clip(0))
     for budget in range(0, 1100, 100):
-        assert admit(c, num_drafts, uid, budget).tolist() == admit_on_device(*tensors, budget).tolist()
+        for num_forced, floor in ((None, 0.0), (forced, 0.95)):
+            batch = Batch(
+                confidence=c, num_drafts=num_drafts, uid=uid, budget=budget, num_forced=num_forced, floor=floor
+            )
+            assert batch.admit() == batch.admit_on_device()
 
 
 @given(batches(), st.data())
-def test_what_comes_after_a_draft_does_not_change_its_admission(
-    batch: tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int], data: st.DataObject
-) -> None:
-    c, num_drafts, uid, budget = batch
-    row, k = data.draw(st.integers(0, c.shape[0] - 1)), data.draw(st.integers(0, c.shape[1] - 1))
-    later = st.lists(st.sampled_from(COARSE), min_size=c.shape[1] - k - 1, max_size=c.shape[1] - k - 1)
-    changed = c.copy()
+def test_what_comes_after_a_draft_does_not_change_its_admission(batch: Batch, data: st.DataObject) -> None:
+    num_sequences, num_positions = batch.confidence.shape
+    row, k = data.draw(st.integers(0, num_sequences - 1)), data.draw(st.integers(0, num_positions - 1))
+    later = st.lists(st.sampled_from(COARSE), min_size=num_positions - k - 1, max_size=num_positions - k - 1)
+    changed = batch.confidence.copy()
     changed[row, k + 1 :] = data.draw(later)
-    before, after = admit(c, num_drafts, uid, budget), admit(changed, num_drafts, uid, budget)
+    before, after = batch.admit(), replace(batch, confidence=changed).admit()
     assert (before[row] > k) == (after[row] > k)
 
 
 @given(batches(), st.randoms(use_true_random=False))
-def test_lengths_follow_their_requests_when_rows_move(
-    batch: tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int], rng: random.Random
-) -> None:
-    c, num_drafts, uid, budget = batch
-    order = list(range(len(uid)))
+def test_lengths_follow_their_requests_when_rows_move(batch: Batch, rng: random.Random) -> None:
+    order = list(range(len(batch.uid)))
     rng.shuffle(order)
-    moved = admit(c[order], num_drafts[order], uid[order], budget)
-    assert moved.tolist() == admit(c, num_drafts, uid, budget)[order].tolist()
+    moved = replace(
+        batch,
+        confidence=batch.confidence[order],
+        num_drafts=batch.num_drafts[order],
+        uid=batch.uid[order],
+        num_forced=None if batch.num_forced is None else batch.num_forced[order],
+    )
+    assert moved.admit() == [batch.admit()[i] for i in order]
 
 
-def top_k(budget: int) -> Rule:
+def top_k(budget: int, forced: int = 0, floor: float = 0.0) -> Rule:
     """The rule under test, with a budget fixed beforehand."""
 
     def rule(drafts: tuple[Tokens, ...], confidences: list[list[float]]) -> list[tuple[Fraction, Lengths]]:
-        uid = list(range(len(drafts)))
-        return [(Fraction(1), tuple(lengths(confidences, [len(x) for x in drafts], uid, budget)))]
+        uid, num_drafts = list(range(len(drafts))), [len(x) for x in drafts]
+        return [(Fraction(1), tuple(lengths(confidences, num_drafts, uid, budget, [forced] * len(uid), floor)))]
 
     return rule
 
@@ -168,6 +232,15 @@ def test_the_joint_law_is_exact_for_every_budget(num_requests: int, gamma: int, 
     models = [random_request(rng, gamma, COARSE) for _ in range(num_requests)]
     for budget in range(num_requests * gamma + 1):
         assert bias(top_k(budget), models, gamma) == 0
+
+
+@pytest.mark.parametrize(("forced", "floor"), [(1, 0.0), (0, 0.5), (1, 0.5)])
+def test_the_joint_law_is_exact_with_forced_drafts_and_a_floor(forced: int, floor: float) -> None:
+    for seed in range(4):
+        rng = random.Random(seed)
+        models = [random_request(rng, 2, COARSE) for _ in range(2)]
+        for budget in (1, 2, 3, VERIFY_EVERYTHING):
+            assert bias(top_k(budget, forced, floor), models, 2) == 0
 
 
 def test_the_joint_law_is_exact_for_three_drafts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fakes.advice import VIEW
 from fakes.worker import describe
 
 from parallel.mesh import Mesh
@@ -71,8 +72,9 @@ def a_moment() -> EngineStatus:
         ranks=(describe(), describe()),
         places=(),
         max_waiting=115,
-        policy=PolicyState(policy=Fixed(6), revision=117, effective_step=1),
+        policy=PolicyState(policy=Fixed(6), revision=117, effective_step=1, num_changes=116),
         step=118,
         epoch=119,
         statistics=statistics,
+        speculation=VIEW,
     )

@@ -94,6 +94,8 @@ class CountingWorker:
             num_admitted=batch.num_drafts,
             num_accepted=tuple(accepted for _, _, accepted in rows),
             margins=tuple((1.0,) * len(emitted) for emitted, _, _ in rows) if plan.report_margins else (),
+            scores=tuple((0.0,) * len(drafted) for _, drafted, _ in rows),
+            acceptance=tuple(((1.0,) * accepted + (0.0,))[: len(drafted)] for _, drafted, accepted in rows),
         )
         return RankReport(
             step_id=plan.step_id,

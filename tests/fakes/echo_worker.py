@@ -11,6 +11,7 @@ import signal
 import threading
 from dataclasses import replace
 
+import numpy as np
 from fakes.barrier import Barrier, NoBarrier
 
 from configs.schema import (
@@ -22,6 +23,7 @@ from configs.schema import (
     WorkerSettings,
 )
 from parallel.mesh import Mesh
+from workers.draft.admit import admit
 from workers.plan import (
     BatchPlan,
     BatchResult,
@@ -135,7 +137,8 @@ def load(settings: WorkerSettings, progress: Progress) -> EchoWorker:
 
 
 class EchoWorker:
-    """Step t of sequence (slot, epoch) emits (slot, epoch, t, OMP_NUM_THREADS) and drafts t, t+1, ..."""
+    """Step t of sequence (slot, epoch) emits (slot, epoch, t, OMP_NUM_THREADS). Its drafts are t, t+1, ..., the surer
+    the smaller the slot, and all that are admitted stand."""
 
     description = WorkerDescription(
         model_type="echo",
@@ -178,12 +181,15 @@ class EchoWorker:
         self._act(mine)
         self._barrier.join()
         batch = plan.batches[self._mesh.dp_rank(self._rank)]
+        num_admitted = _admitted(plan, batch)
         emitted = tuple((slot, epoch, t, self._threads) for slot, epoch in zip(batch.slots, batch.epochs, strict=True))
         result = BatchResult(
             emitted=emitted[1:] if UID_LOSES_A_COLUMN in mine else emitted,
             drafted=tuple(tuple(range(t, t + n)) for n in batch.num_drafts),
-            num_admitted=batch.num_drafts,
-            num_accepted=batch.num_drafts,
+            num_admitted=num_admitted,
+            num_accepted=num_admitted,
+            scores=tuple((-float(slot),) * n for slot, n in zip(batch.slots, batch.num_drafts, strict=True)),
+            acceptance=tuple((1.0,) * n for n in num_admitted),
         )
         digests = [hash(tokens) % 2**32 for tokens in emitted]
         if UID_COMMITS_OTHERWISE in mine:
@@ -215,6 +221,20 @@ class EchoWorker:
 
     def check_integrity(self) -> list[str]:
         return [f"{self._last_step} steps"]
+
+
+def _admitted(plan: StepPlan, batch: BatchPlan) -> tuple[int, ...]:
+    confidence_BG = np.ones((len(batch.slots), EchoWorker.description.gamma_max), np.float32)
+    confidence_BG /= 1 + np.array(batch.slots, np.float32)[:, None]
+    num_admitted_B = admit(
+        confidence_BG,
+        np.array(batch.num_drafts, np.int64),
+        np.array(batch.epochs, np.int64),
+        batch.verify_budget,
+        np.array(batch.num_forced, np.int64) if batch.num_forced else None,
+        plan.min_survival,
+    )
+    return tuple(num_admitted_B.tolist())
 
 
 def _newcomer(uid: int) -> NewSequence:

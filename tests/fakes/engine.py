@@ -14,7 +14,7 @@ from itertools import chain, islice
 
 from parallel.mesh import ONE_RANK, Mesh
 from runtime.events import ErrorEvent, EventSink, TokenEvent
-from runtime.front.errors import AbortedByOperator, OutriderError, Unavailable
+from runtime.front.errors import AbortedByOperator, MissingFeature, OutriderError, Unavailable
 from runtime.intake import Intake
 from runtime.link import RankPlace
 from runtime.live import EarlyEnd, End, LiveRequest, LiveRequests, RequestStatus
@@ -24,7 +24,8 @@ from runtime.scheduler.queue import WaitingQueue
 from runtime.settlement import Outcome, settle
 from runtime.statistics import Counters, EngineStatistics, PoolUse, RankUse
 from runtime.status import Aborted, EngineStatus, IntegrityReport
-from runtime.verification.policy import Fixed, Policy, PolicyState, PolicyStore
+from runtime.verification.policy import BY_SETTINGS, Fixed, Policy, PolicyState, PolicyStore
+from runtime.verification.view import AdviceReport, ProfileState, ProfileStatus, ShadowView, SpeculationView
 from state.pages import num_pages_for, num_reserved_tokens
 from workers.plan import StepResult, StepTimings, WorkerDescription
 
@@ -49,6 +50,8 @@ DESCRIPTION = WorkerDescription(
     record_bytes=5000,
     accounting=(),
 )
+NO_PROFILE = ProfileStatus(state=ProfileState.MISSING, detail="no hardware profile of this machine; measure one")
+SOUND_PROFILE = ProfileStatus(state=ProfileState.OK, detail="measured on this machine")
 
 
 def margin_of(position: int) -> float:
@@ -62,7 +65,8 @@ class FakeEngine:
     Every run counts as that many less one accepted drafts; every step takes a quarter of a second on every rank.
     clock: seconds; tests pass their own.
     What was asked of it is kept in `submitted` and `aborted`. rank_violations: what each rank finds when it checks
-    itself.
+    itself. speculation: what its planner would say, profile and shadow among it. advice: what it advises, if anything;
+    advised: for which loads it was asked to.
     """
 
     def __init__(
@@ -94,7 +98,15 @@ class FakeEngine:
         self._queue = WaitingQueue()
         # Of each running request, its data-parallel rank.
         self._homes: dict[int, int] = {}
-        self._policies = PolicyStore(Fixed(4), gamma_max=description.gamma_max, effective_step=1)
+        self.speculation = SpeculationView(profile=NO_PROFILE)
+        self.advice: AdviceReport | None = None
+        self.advised: list[tuple[int | None, int | None]] = []
+        self.num_policy_listeners = 0
+        self.policies = PolicyStore(
+            PolicyState(policy=Fixed(4), revision=1, effective_step=1, set_by=BY_SETTINGS, set_at=time.time()),
+            gamma_max=description.gamma_max,
+            profile=lambda: self.speculation.profile,
+        )
         self._counters = Counters()
         self._counters.fit(max(description.gamma_max, run_length - 1))
         self._readiness = Readiness()
@@ -107,7 +119,7 @@ class FakeEngine:
 
     @property
     def policy(self) -> PolicyState:
-        return self._policies.state
+        return self.policies.state
 
     def next_uid(self) -> int:
         return self._intake.next_uid()
@@ -158,8 +170,63 @@ class FakeEngine:
         """Refuses new requests for good."""
         self._readiness.stop()
 
-    async def set_policy(self, policy: Policy, expected_revision: int | None = None) -> PolicyState:
-        return self._policies.set(policy, expected_revision=expected_revision, effective_step=self.step_id)
+    async def set_policy(
+        self,
+        policy: Policy | None,
+        expected_revision: int | None = None,
+        *,
+        priority: int | None = None,
+        set_by: str = "",
+    ) -> PolicyState:
+        return self.policies.set(
+            policy,
+            priority=priority,
+            expected_revision=expected_revision,
+            effective_step=self.step_id,
+            set_by=set_by,
+            now=time.time(),
+        )
+
+    def add_policy_listener(self, listener: Callable[[PolicyState], None]) -> Callable[[], None]:
+        remove = self.policies.add_listener(listener)
+        self.num_policy_listeners += 1
+        self._changed.set()
+
+        def leave() -> None:
+            remove()
+            self.num_policy_listeners -= 1
+            self._changed.set()
+
+        return leave
+
+    def set_shadow(self, policy: Policy | None) -> ShadowView | None:
+        shadow = None
+        if policy is not None:
+            self.policies.check(policy)
+            self._require_profile()
+            shadow = ShadowView(
+                policy=policy,
+                steps=0,
+                agreed=0,
+                tokens=0.0,
+                step_s=0.0,
+                shadow_tokens=0.0,
+                shadow_step_s=0.0,
+                steps_by_gamma=(0,) * (self.description.gamma_max + 1),
+            )
+        self.speculation = replace(self.speculation, shadow=shadow)
+        return shadow
+
+    def advise(self, *, num_sequences: int | None = None, context: int | None = None) -> AdviceReport:
+        self._require_profile()
+        if self.advice is None:
+            raise MissingFeature("nothing has been drafted yet; ask again when requests have run")
+        self.advised.append((num_sequences, context))
+        return self.advice
+
+    def _require_profile(self) -> None:
+        if not self.speculation.profile.is_usable:
+            raise MissingFeature(f"a hardware profile: {self.speculation.profile.detail}")
 
     def statistics(self) -> EngineStatistics:
         return self._counters.view(dp_ranks=self._uses(), waiting=len(self._queue), requests=self.live.statistics())
@@ -179,6 +246,7 @@ class FakeEngine:
             step=self.step_id - 1,
             epoch=self._epoch,
             statistics=self.statistics(),
+            speculation=self.speculation,
         )
 
     def live_requests(self, limit: int) -> tuple[list[RequestStatus], int]:
@@ -250,7 +318,7 @@ class FakeEngine:
             await asyncio.sleep(0)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns when the condition holds; it is looked at whenever a request comes or goes."""
+        """Returns when the condition holds; it is looked at whenever a request or a listener comes or goes."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()

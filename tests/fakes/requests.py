@@ -19,6 +19,7 @@ def request(
     request_id: str | None = None,
     report_rounds: bool = False,
     prompt_of: int | None = None,
+    max_drafts: int | None = None,
 ) -> Request:
     """A greedy request whose prompt, and so whose tokens, follow from its uid, or from that of `prompt_of`. Without
     `eos` it runs to max_tokens."""
@@ -36,4 +37,5 @@ def request(
         ),
         priority=priority,
         report_rounds=report_rounds,
+        max_drafts=max_drafts,
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
+from fakes.planners import Told, planner_of
 from fakes.worker import FakeGroup, describe, true_stream
 
 from configs.schema import SchedulerSettings, ServeSettings
@@ -35,6 +36,9 @@ class Bench:
         settings = ServeSettings(scheduler=SchedulerSettings(max_step_tokens=max_step_tokens))
         self.scheduler: GroupScheduler = begin_life(self.group, self.queue, settings, None, now_s=0).scheduler
         self.requests: dict[int, Request] = {}
+        # What a step is said to have taken.
+        self.measure: Callable[[StepPlan], float] = lambda plan: 0.01
+        self.told = Told(planner_of(gamma_max=self.group.description.gamma_max))
 
     @property
     def one(self) -> Scheduler:
@@ -62,15 +66,18 @@ class Bench:
 
     def step(self, policy: Policy = Fixed(3)) -> StepPlan:  # noqa: B008
         """Plans, executes, commits; lets go of what has all its tokens."""
-        plan = self.scheduler.plan(policy)
+        plan = self.scheduler.plan(self.told.under(policy))
         result = self.group.run(plan)
+        settled = []
         for outcome in outcomes(plan, result):
             sequence = self.scheduler.find(outcome.dp_rank, outcome.slot, outcome.epoch)
             assert sequence is not None
-            sequence.commit(outcome.num_known, outcome.emitted, plan.gamma if plan.feed_drafter else 0)
+            sequence.commit(outcome.num_known, outcome.emitted)
+            settled.append((self.requests[sequence.uid], outcome))
             if len(sequence.log.emitted) == self.requests[sequence.uid].stopping.max_tokens:
                 assert tuple(sequence.log.emitted) == true_stream(self.requests[sequence.uid])
                 self.scheduler.release(sequence.uid)
+        self.told.planner.learn(plan, settled, measured_s=self.measure(plan))
         assert self.scheduler.check_integrity() == []
         return plan
 

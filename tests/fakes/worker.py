@@ -1,23 +1,18 @@
-"""Ranks of arithmetic: tokens follow from prompt and position, drafts are right by chance, every plan is checked.
-
-They keep the contract of StepPlan as the real ones do, and refuse, with the reason in `violations`, what those would
-silently compute wrongly.
-"""
+"""Groups of ranks of arithmetic, and where they come from. They keep the contract of StepPlan as real ones do, and note
+in `violations` why they refused one."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+from fakes.arithmetic import EOS, VOCAB_SIZE, FakeRank, Tenant, margin_of, true_token
 
 from parallel.mesh import Mesh
 from runtime.link import RankPlace, RankProgress
 from runtime.request import Request
 from workers.plan import (
-    BatchPlan,
-    BatchResult,
-    NewSequence,
+    NUM_TEMPERATURE_CLASSES,
     StepPlan,
     StepResult,
     StepTimings,
@@ -26,18 +21,7 @@ from workers.plan import (
     WorkerLost,
 )
 
-VOCAB_SIZE = 61
-EOS = 0
-
-
-def true_token(prompt: tuple[int, ...], position: int) -> int:
-    """The token at output position `position`, whatever the schedule."""
-    return zlib.crc32(repr((prompt, position)).encode()) % VOCAB_SIZE
-
-
-def margin_of(token: int) -> float:
-    """The logit gap of a token, told to plans that ask for it."""
-    return token / 8
+__all__ = ["EOS", "FakeGroup", "FakeSource", "describe", "margin_of", "true_stream", "true_token"]
 
 
 def true_stream(request: Request) -> tuple[int, ...]:
@@ -73,136 +57,6 @@ def describe(**changes: object) -> WorkerDescription:
         "accounting": (),
     }
     return WorkerDescription(**{**fields, **changes})  # type: ignore[arg-type]
-
-
-@dataclass
-class Tenant:
-    """What a rank knows of a sequence. num_unfed: committed rows that its drafter has not seen."""
-
-    new: NewSequence
-    num_fed: int = 0
-    emitted: list[int] = field(default_factory=list)
-    drafts: tuple[int, ...] = ()
-    num_unfed: int = 0
-
-    @property
-    def committed_len(self) -> int:
-        return len(self.new.prompt) + len(self.emitted) - 1 if self.emitted else self.num_fed
-
-
-class FakeRank:
-    """One data-parallel rank: tenants of its own. `corrupt_uids`: sequences whose counts come back wrong."""
-
-    def __init__(
-        self,
-        description: WorkerDescription,
-        *,
-        max_step_tokens: int,
-        accept: float,
-        seed: int,
-        corrupt_uids: set[int],
-    ) -> None:
-        self.description = description
-        self.tenants: dict[int, Tenant] = {}
-        self.corrupt_uids = corrupt_uids
-        self._max_step_tokens = max_step_tokens
-        self._accept = accept
-        self._chance = random.Random(seed)
-        self._last_epoch = 0
-
-    def run(self, plan: StepPlan, batch: BatchPlan) -> BatchResult:
-        self._check_and_enter(batch)
-        outcomes = [self._advance(plan, batch, column) for column in range(len(batch.slots))]
-        drafted, admitted, accepted, emitted = zip(*outcomes, strict=True) if outcomes else ((), (), (), ())
-        return BatchResult(
-            emitted=tuple(emitted),
-            drafted=tuple(drafted),
-            num_admitted=tuple(admitted),
-            num_accepted=tuple(accepted),
-            margins=tuple(tuple(map(margin_of, tokens)) for tokens in emitted) if plan.report_margins else (),
-        )
-
-    def _check_and_enter(self, batch: BatchPlan) -> None:
-        for slot in batch.released_slots:
-            assert slot in self.tenants, f"released slot {slot} has no tenant"
-            del self.tenants[slot]
-        for new in batch.admitted:
-            self._enter(new)
-        columns = (
-            batch.epochs,
-            batch.num_known,
-            batch.num_drafts,
-            batch.samples,
-            batch.max_committed,
-            batch.num_unfed,
-        )
-        assert all(len(column) == len(batch.slots) for column in columns), "columns of unequal length"
-        assert len(set(batch.slots)) == len(batch.slots), "a slot is scheduled twice"
-        num_rows = sum(batch.num_known) + sum(batch.num_drafts)
-        assert num_rows <= self._max_step_tokens, f"{num_rows} rows"
-        assert batch.verify_budget >= 0
-
-    def _enter(self, new: NewSequence) -> None:
-        assert 1 <= new.slot <= self.description.num_slots
-        assert new.slot not in self.tenants, f"slot {new.slot} is taken"
-        assert new.epoch > self._last_epoch, f"epoch {new.epoch} is not fresh"
-        self._last_epoch = new.epoch
-        need = len(new.prompt) + new.max_tokens + self.description.gamma_max + 1
-        assert len(new.tables) == len(self.description.cache_groups)
-        for group, (table, num_pages) in enumerate(zip(new.tables, self.description.num_pages, strict=True)):
-            assert all(1 <= page <= num_pages for page in table)
-            assert len(table) * self.description.page_size >= need, f"{len(table)} pages for {need} tokens"
-            held = [page for tenant in self.tenants.values() for page in tenant.new.tables[group]]
-            assert len({*held, *table}) == len(held) + len(table), "a page has two tenants"
-        self.tenants[new.slot] = Tenant(new)
-
-    def _advance(
-        self, plan: StepPlan, batch: BatchPlan, column: int
-    ) -> tuple[tuple[int, ...], int, int, tuple[int, ...]]:
-        tenant = self.tenants[batch.slots[column]]
-        before, num_unfed = tenant.committed_len, batch.num_unfed[column]
-        assert num_unfed >= tenant.num_unfed, f"the drafter lacks {tenant.num_unfed} rows, the plan says {num_unfed}"
-        assert bool(num_unfed) == bool(tenant.num_unfed), "a catch-up pass over nothing"
-        outcome = self._commit(plan, batch, column, tenant)
-        tenant.num_unfed = 0 if plan.feed_drafter else tenant.num_unfed + tenant.committed_len - before
-        return outcome
-
-    def _commit(
-        self, plan: StepPlan, batch: BatchPlan, column: int, tenant: Tenant
-    ) -> tuple[tuple[int, ...], int, int, tuple[int, ...]]:
-        new, known = tenant.new, batch.num_known[column]
-        assert batch.epochs[column] == new.epoch, f"slot {new.slot} is in epoch {new.epoch}"
-        assert batch.num_drafts[column] == len(tenant.drafts), f"{len(tenant.drafts)} drafts wait"
-        assert batch.max_committed[column] == tenant.committed_len, f"{tenant.committed_len} tokens are committed"
-        if tenant.emitted:
-            assert known == 1
-            assert batch.samples[column]
-        else:
-            tenant.num_fed += known
-            assert known >= 1
-            assert tenant.num_fed <= len(new.prompt)
-            assert batch.samples[column] == (tenant.num_fed == len(new.prompt))
-            if not batch.samples[column]:
-                return (), 0, 0, ()
-        drafted, position = tenant.drafts, len(tenant.emitted)
-        num_accepted = 0
-        while num_accepted < len(drafted) and drafted[num_accepted] == true_token(new.prompt, position + num_accepted):
-            num_accepted += 1
-        emitted = self._clip(new, position, [true_token(new.prompt, position + i) for i in range(num_accepted + 1)])
-        tenant.emitted += emitted
-        tenant.drafts = self._draft(new.prompt, len(tenant.emitted), plan.gamma)
-        if new.uid in self.corrupt_uids:
-            num_accepted += 1
-        return drafted, len(drafted), num_accepted, tuple(emitted)
-
-    def _clip(self, new: NewSequence, position: int, tokens: list[int]) -> list[int]:
-        clipped = tokens[: new.max_tokens - position]
-        stop = next((i for i, token in enumerate(clipped) if token in new.stop_token_ids), len(clipped))
-        return clipped[: stop + 1]
-
-    def _draft(self, prompt: tuple[int, ...], position: int, gamma: int) -> tuple[int, ...]:
-        right = [true_token(prompt, position + i) for i in range(gamma)]
-        return tuple(t if self._chance.random() < self._accept else (t + 1) % VOCAB_SIZE for t in right)
 
 
 class FakeGroup:
@@ -319,9 +173,9 @@ class FakeGroup:
                 collective_s=(rank + 1) / 16,
                 dispatch_s=(rank + 1) / 32,
                 combine_s=(rank + 1) / 64,
-                expert_rows=2 * (sum(batch.num_known) + sum(batch.num_drafts)),
+                expert_rows=2 * (sum(batch.num_known) + sum(result.num_admitted)),
             )
-            for rank, batch in enumerate(plan.batches)
+            for rank, (batch, result) in enumerate(zip(plan.batches, batches, strict=True))
         )
         return StepResult(step_id=plan.step_id, epoch=plan.epoch, batches=batches, timings=timings)
 
@@ -333,6 +187,10 @@ class FakeGroup:
         assert any(batch.slots or batch.released_slots for batch in plan.batches), "nothing to do"
         assert 0 <= plan.gamma <= self.description.gamma_max
         assert plan.feed_drafter or plan.gamma == 0, "drafts without a fed drafter"
+        assert 0 <= plan.min_survival <= 1
+        cells = NUM_TEMPERATURE_CLASSES * self.description.gamma_max
+        coefficients = {len(plan.calibration.slopes), len(plan.calibration.offsets)}
+        assert coefficients in ({0}, {cells}), f"{coefficients} coefficients for {cells} cells"
 
 
 class FakeSource:

@@ -19,6 +19,7 @@ from runtime.cluster.launcher import Launcher
 from runtime.cluster.supervisor import launcher_for
 from runtime.front.client import OutriderClient
 from runtime.serve import Deployment
+from runtime.verification.policy_planner import PolicyPlanner
 
 T = TypeVar("T")
 
@@ -80,6 +81,11 @@ class House:
 
     async def _connect(self) -> OutriderClient:
         return OutriderClient(self.deployment.address)
+
+    @property
+    def planner(self) -> PolicyPlanner:
+        """Of the engine; to be called on its loop, or while nothing runs."""
+        return self.deployment.engine.policies.planner
 
     def set_policy(self, gamma: int | None) -> None:
         assert self.client is not None

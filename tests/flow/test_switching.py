@@ -8,9 +8,11 @@ import random
 import time
 import urllib.request
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc.aio
 import pytest
+from fakes.planners import USABLE, FormulaCosts
 from flow.house import House, Reply, heldout, open_house, request
 from oracles.days import SEED, by_day
 from oracles.metric_laws import Scrape, check_laws, check_rise, parse
@@ -19,10 +21,18 @@ from outrider.v1 import inference_pb2, operator_pb2, types_pb2
 from runtime.bench.comparison import PolicyRun, first_difference
 from runtime.bench.completion import Completion, rounds_of
 
-STREAMS = 16
+STREAMS = 32
 TOKENS = 24
 PERIOD_S = 0.05
-POLICIES = (None, 0, 1, 2, 4, 8)
+POLICIES: tuple[dict[str, Any], ...] = (
+    {"off": {}},
+    *({"fixed": {"gamma": gamma}} for gamma in (0, 1, 2, 4, 8)),
+    {"dynamic": {}},
+    {"dynamic": {"gamma_min": 1, "gamma_max": 3}},
+    {"dynamic": {"itl_limit_ms": 40.0, "min_survival": 0.3}},
+)
+PRIORITIES = (None, None, 1)
+"""Whose policy a switch is: mostly everybody's, sometimes that of every fourth request."""
 LAYOUTS = {"tp2": {"parallel__tp": 2}, "dp2_ep2": {"parallel__dp": 2, "parallel__ep": 2}}
 
 
@@ -38,8 +48,12 @@ def requests(count: int, *, report_rounds: bool = False) -> list[inference_pb2.G
         )
         for i, prompt in enumerate(heldout(count, SEED % 200))
     ]
-    for each in found:
+    for i, each in enumerate(found):
         each.report_rounds = report_rounds
+        if i % 4 == 3:
+            each.priority = 1
+        if i % 8 == 0:
+            each.max_drafts = 2
     return found
 
 
@@ -55,7 +69,7 @@ class Seen:
 
 
 def switch_for(house: House, asked: list[inference_pb2.GenerateRequest], seconds: float) -> Seen:
-    """16 streams without a pause, and beside them the operator: switches, looks, lists, checks, scrapes."""
+    """32 streams without a pause, and beside them the operator: switches, looks, lists, checks, scrapes."""
     client = house.client
     assert client is not None
     counters = house.run(client.get_status()).counters
@@ -72,7 +86,16 @@ def switch_for(house: House, asked: list[inference_pb2.GenerateRequest], seconds
     async def switch() -> None:
         state = await client.get_policy()
         while time.monotonic() < ends_s:
-            state = await client.set_policy(chance.choice(POLICIES), expected_revision=state.revision)
+            # Costs with cliffs, so that lengths and budgets jump; anew each time, before they are found out as wrong.
+            cliffs = tuple(chance.sample(range(2, 150), 6))
+            house.planner.use_profile(
+                FormulaCosts(gamma_max=8, cliffs=cliffs, per_row=chance.choice((0.1, 2.0))), USABLE
+            )
+            state = await client.switch_policy(
+                operator_pb2.VerificationPolicy(**chance.choice(POLICIES)),
+                expected_revision=state.revision,
+                priority=chance.choice(PRIORITIES),
+            )
             seen.states.append(state)
             await asyncio.sleep(PERIOD_S)
 
@@ -113,7 +136,11 @@ def check(house: House, seen: Seen, seconds: float) -> None:
     assert sum(map(len, seen.replies)) >= STREAMS
     usages = [reply.usage for replies in seen.replies for reply in replies]
     assert all(usage.completion_tokens == usage.accepted + usage.rounds - usage.trimmed for usage in usages)
-    assert 0 < sum(usage.accepted for usage in usages) < sum(usage.drafted for usage in usages)
+    assert 0 < sum(usage.accepted for usage in usages) < sum(usage.admitted for usage in usages)
+    assert sum(usage.admitted for usage in usages) < sum(usage.drafted for usage in usages), (
+        "no budget was ever partial"
+    )
+    assert {state.policy.WhichOneof("policy") for state in seen.states} == {"off", "fixed", "dynamic"}
     # What the server counted is what its clients were told, stop strings or not.
     for name, of_usage in {"emitted": "completion_tokens", "trimmed": "trimmed", "rounds": "rounds"}.items():
         total = getattr(seen.after, name) - getattr(seen.before, name)
@@ -171,7 +198,7 @@ def test_in_default_numerics_streams_part_at_ties_only(house: House) -> None:
 
 def _completion(reply: Reply) -> Completion:
     rounds = tuple(round_ for frame in reply.frames for round_ in rounds_of(frame))
-    return Completion(tokens=tuple(reply.ids), rounds=rounds, sent_s=0.0, frames=())
+    return Completion(tokens=tuple(reply.ids), rounds=rounds, num_passes=reply.usage.rounds, sent_s=0.0, frames=())
 
 
 def _run(completion: Completion) -> PolicyRun:

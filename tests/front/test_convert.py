@@ -44,7 +44,7 @@ def test_defaults_of_an_empty_request() -> None:
     assert (request.uid, request.request_id, request.prompt) == (7, "r", (1, 2, 3))
     assert replace(request.sampling, seed=0) == SamplingParams()
     assert request.stopping == StopParams(max_tokens=16, eos_token_ids=(0,))
-    assert (request.priority, request.report_rounds) == (0, False)
+    assert (request.priority, request.report_rounds, request.max_drafts) == (0, False, None)
 
 
 def test_defaults_of_the_checkpoint_apply_to_absent_fields_only() -> None:
@@ -63,11 +63,17 @@ def test_every_field_arrives() -> None:
         stopping=Stopping(max_tokens=4, stop_token_ids=[5, 6, 5], stop=["a", "b", "a"], ignore_eos=True),
         priority=-3,
         report_rounds=True,
+        max_drafts=3,
     )
     request = convert_request(message)
     assert request.sampling == SamplingParams(temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9, coupled=True)
     assert request.stopping == StopParams(max_tokens=4, stop_token_ids=(5, 6), stop_strings=("a", "b"))
-    assert (request.priority, request.report_rounds) == (-3, True)
+    assert (request.priority, request.report_rounds, request.max_drafts) == (-3, True, 3)
+
+
+@pytest.mark.parametrize("max_drafts", [0, 8, 9, 2**32 - 1])
+def test_any_limit_of_drafts_is_taken_and_zero_is_one(max_drafts: int) -> None:
+    assert convert_request(GenerateRequest(max_drafts=max_drafts)).max_drafts == max_drafts
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ the next step: what is compared holds after steps, or before the loop has had a 
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,11 +25,12 @@ from configs.load import load_settings
 from parallel.mesh import Mesh
 from runtime.engine import Engine
 from runtime.front.engine_link import EngineLink
-from runtime.front.errors import AbortedByOperator, Unavailable
+from runtime.front.errors import AbortedByOperator, InvalidRequest, MissingFeature, StaleRevision, Unavailable
 from runtime.live import EarlyEnd, RequestState
 from runtime.request import Finish, FinishReason
 from runtime.status import Aborted, ServerState
-from runtime.verification.policy import Off
+from runtime.verification.policy import Dynamic, Fixed, Off, PolicyState
+from runtime.verification.view import ProfileState
 from workers.plan import WorkerLost
 
 both = pytest.mark.parametrize("kind", ["real", "fake"])
@@ -305,3 +308,62 @@ async def test_every_rank_checks_itself_and_is_named_with_what_it_finds(kind: st
         with pytest.raises(Unavailable, match="a rank has ended"):
             await h.engine.check_integrity()
         h.rank_violations[1].clear()
+
+
+@both
+@in_loop
+async def test_a_change_of_policy_says_who_made_it_and_every_listener_hears_of_it(kind: str) -> None:
+    async with held(kind) as h:
+        began, first = time.time(), h.engine.policy
+        assert "settings" in first.set_by
+        assert (first.revision, first.num_changes, first.classes) == (1, 0, ())
+        heard: tuple[list[PolicyState], list[PolicyState]] = ([], [])
+        leave, _ = (h.engine.add_policy_listener(one.append) for one in heard)
+        state = await h.engine.set_policy(Off(), 1, set_by="ipv4:10.0.0.7:1")
+        assert (state.policy, state.revision, state.set_by, state.num_changes) == (Off(), 2, "ipv4:10.0.0.7:1", 1)
+        assert began <= state.set_at <= time.time()
+        assert h.engine.policy == state == h.engine.status().policy
+        leave()
+        later = await h.engine.set_policy(Fixed(2), None, set_by="b")
+        assert heard == ([state], [state, later])
+
+
+@both
+@in_loop
+async def test_a_priority_has_a_policy_of_its_own_until_it_is_removed(kind: str) -> None:
+    async with held(kind) as h:
+        default = h.engine.policy.policy
+        await h.engine.set_policy(Off(), None, priority=3)
+        state = await h.engine.set_policy(Fixed(1), 2, priority=-1)
+        assert (state.policy, state.classes, state.revision) == (default, ((-1, Fixed(1)), (3, Off())), 3)
+        state = await h.engine.set_policy(None, None, priority=3)
+        assert (state.classes, h.engine.policy) == (((-1, Fixed(1)),), state)
+        for policy, priority, field in ((None, 3, "priority"), (None, None, "policy"), (Fixed(5), 1, "policy.fixed")):
+            with pytest.raises(InvalidRequest, match=f"^{field}"):
+                await h.engine.set_policy(policy, None, priority=priority)
+        with pytest.raises(StaleRevision):
+            await h.engine.set_policy(Off(), 3, priority=9)
+        assert h.engine.policy == state
+
+
+@both
+@in_loop
+async def test_without_a_profile_nothing_is_planned_by_one_and_the_refusals_say_why(kind: str) -> None:
+    async with held(kind) as h:
+        profile = h.engine.status().speculation.profile
+        assert profile.state is ProfileState.MISSING
+        assert profile.detail
+        words = re.escape(profile.detail)
+        for priority in (None, 2):
+            with pytest.raises(MissingFeature, match=words):
+                await h.engine.set_policy(Dynamic(), None, priority=priority)
+        for shadow in (Dynamic(), Fixed(1)):
+            with pytest.raises(MissingFeature, match=words):
+                h.engine.set_shadow(shadow)
+        with pytest.raises(MissingFeature, match=words):
+            h.engine.advise()
+        with pytest.raises(InvalidRequest, match=r"policy\.fixed\.gamma"):
+            h.engine.set_shadow(Fixed(5))
+        assert h.engine.set_shadow(None) is None, "there was none"
+        status = h.engine.status()
+        assert (status.speculation.shadow, status.speculation.fallback, status.policy.revision) == (None, "", 1)

@@ -7,10 +7,13 @@ from typing import Any
 
 import grpc
 import pytest
+from fakes.advice import ADVICE
+from fakes.engine import SOUND_PROFILE
 from fakes.front import in_loop, request_for, serving, status_of
 from google.protobuf.message_factory import GetMessageClass
 
 from outrider.v1 import operator_pb2, operator_pb2_grpc
+from runtime.verification.view import SpeculationView
 
 Code = grpc.StatusCode
 RPCS = {method.name: method for method in operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].methods}
@@ -83,18 +86,6 @@ def test_what_cannot_be_served_is_refused(
 
 
 @in_loop
-async def test_a_dynamic_policy_says_what_is_missing_and_what_there_is() -> None:
-    async with serving() as front:
-        policy = operator_pb2.VerificationPolicy(dynamic=operator_pb2.VerificationPolicy.Dynamic())
-        code, text = await status_of(front.client.switch_policy(policy, expected_revision=1))
-        assert code is Code.FAILED_PRECONDITION
-        assert text.startswith("policy.dynamic: needs ")
-        for words in ("hardware profile", "calibrated confidences", "this server has neither", "policy.fixed"):
-            assert words in text
-        assert (await front.client.get_policy()).revision == 1
-
-
-@in_loop
 async def test_a_policy_is_switched_while_requests_run_and_the_log_says_who_did_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -133,6 +124,7 @@ def test_fields_that_nobody_knows_are_refused_before_anything_is_done(name: str)
                 "Abort": operator_pb2.AbortRequest(request_ids=["a"]),
             }
             data = sound[name].SerializeToString() if name in sound else b""
+            front.engine.speculation, front.engine.advice = SpeculationView(profile=SOUND_PROFILE), ADVICE
             code, text = await status_of(stub_call(stub, name, data + UNKNOWN_FIELD))
             assert code is Code.INVALID_ARGUMENT
             assert text == (
@@ -141,13 +133,19 @@ def test_fields_that_nobody_knows_are_refused_before_anything_is_done(name: str)
             )
             after = front.engine.status()
             assert (after.state, after.policy, len(front.engine.live)) == (before.state, before.policy, 1)
-            await stub_call(stub, name, data)
+            answering = stub_call(stub, name, data)
+            if name.startswith("Watch"):
+                await answering.read()
+                answering.cancel()
+            else:
+                await answering
             call.cancel()
 
     scenario()
 
 
 IDS = "request_ids"
+EMPTY = operator_pb2.VerificationPolicy()
 TOO_MANY = operator_pb2.AbortRequest(request_ids=[str(i) for i in range(1001)])
 
 
@@ -156,6 +154,11 @@ TOO_MANY = operator_pb2.AbortRequest(request_ids=[str(i) for i in range(1001)])
     [
         ("ListRequests", operator_pb2.ListRequestsRequest(limit=0), "limit: 0 is not from 1 to 1000; leave it out"),
         ("ListRequests", operator_pb2.ListRequestsRequest(limit=1001), "limit: 1001 is not from 1 to 1000"),
+        ("AdvisePolicy", operator_pb2.AdvisePolicyRequest(num_sequences=0), "num_sequences: 0 is not from 1 to 4096"),
+        ("AdvisePolicy", operator_pb2.AdvisePolicyRequest(num_sequences=4097), "num_sequences: 4097 is not from 1"),
+        ("AdvisePolicy", operator_pb2.AdvisePolicyRequest(context=0), "context: 0 is no length of a sequence"),
+        ("SetShadowPolicy", operator_pb2.SetShadowPolicyRequest(policy=EMPTY), "policy: none is given"),
+        ("SetVerificationPolicy", operator_pb2.SetVerificationPolicyRequest(policy=EMPTY, priority=1), "policy: none"),
         ("Abort", operator_pb2.AbortRequest(), f"{IDS}: is empty; name at least one"),
         ("Abort", TOO_MANY, f"{IDS}: 1001 ids; at most 1000 are taken"),
         ("Abort", operator_pb2.AbortRequest(request_ids=["live", ""]), f"{IDS}[1]: is empty"),

@@ -13,6 +13,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from fakes.advice import ADVICE
+from fakes.engine import SOUND_PROFILE
 from fakes.front import Front, serving
 from google.protobuf.message import Message
 from hypothesis import given
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 
 from outrider.v1 import inference_pb2, operator_pb2, operator_pb2_grpc, types_pb2
 from outrider.v1.inference_pb2 import GenerateRequest
+from runtime.verification.view import SpeculationView
 
 ODD = 7
 """The roll that makes something wild; hypothesis draws the ends of a range too often for it to be one of them."""
@@ -95,6 +98,7 @@ requests = st.builds(
             "priority": st.sampled_from([0, -(2**31), 2**31 - 1]),
             "stream": st.booleans(),
             "report_rounds": st.booleans(),
+            "max_drafts": UINT32,
         },
     ),
     inputs,
@@ -108,14 +112,36 @@ policies = st.one_of(
         operator_pb2.VerificationPolicy,
         fixed=optional_fields(operator_pb2.VerificationPolicy.Fixed, {"gamma": mostly(st.integers(0, 8), UINT32)}),
     ),
-    st.builds(operator_pb2.VerificationPolicy, dynamic=optional_fields(operator_pb2.VerificationPolicy.Dynamic, {})),
+    st.builds(
+        operator_pb2.VerificationPolicy,
+        dynamic=optional_fields(
+            operator_pb2.VerificationPolicy.Dynamic,
+            {
+                "gamma_min": mostly(st.integers(0, 3), UINT32),
+                "gamma_max": mostly(st.integers(3, 8), UINT32),
+                "objective": st.integers(0, 3),
+                "itl_limit_ms": st.floats(),
+                "min_gain": mostly(st.floats(0, 1), st.floats()),
+                "min_survival": mostly(st.floats(0, 1), st.floats()),
+            },
+        ),
+    ),
 )
 request_ids = mostly(st.lists(st.text(max_size=9), max_size=9), st.sampled_from([["x" * 257], [""], ["a"] * 1001]))
 operations: dict[str, st.SearchStrategy[Message]] = {
     "GetVerificationPolicy": optional_fields(operator_pb2.GetVerificationPolicyRequest, {}),
     "SetVerificationPolicy": optional_fields(
         operator_pb2.SetVerificationPolicyRequest,
-        {"policy": policies, "expected_revision": st.sampled_from([0, 1, 2, 2**64 - 1])},
+        {
+            "policy": policies,
+            "expected_revision": st.sampled_from([0, 1, 2, 2**64 - 1]),
+            "priority": st.sampled_from([0, 1, -(2**31), 2**31 - 1]),
+        },
+    ),
+    "WatchVerificationPolicy": optional_fields(operator_pb2.WatchVerificationPolicyRequest, {}),
+    "SetShadowPolicy": optional_fields(operator_pb2.SetShadowPolicyRequest, {"policy": policies}),
+    "AdvisePolicy": optional_fields(
+        operator_pb2.AdvisePolicyRequest, {"num_sequences": mostly(st.integers(1, 99), UINT32), "context": UINT32}
     ),
     "GetStatus": optional_fields(operator_pb2.GetStatusRequest, {}),
     "ListRequests": optional_fields(operator_pb2.ListRequestsRequest, {"limit": UINT32}),
@@ -146,6 +172,10 @@ async def operate(front: Front, name: str, message: Message) -> grpc.StatusCode:
     """The status of one operator's request; checks that a refusal names what is wrong."""
     call = getattr(operator_pb2_grpc.OperatorServiceStub(front.client.channel), name)(message, timeout=10)
     with contextlib.suppress(grpc.aio.AioRpcError):
+        if name.startswith("Watch"):
+            assert (await call.read()).revision == front.engine.policy.revision
+            call.cancel()
+            return grpc.StatusCode.OK
         await call
     code, text = await call.code(), await call.details()
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
@@ -165,6 +195,7 @@ def server_in_a_thread() -> Iterator[tuple[Front, asyncio.AbstractEventLoop]]:
 
     async def serve() -> None:
         async with serving([*range(60, 300), 0], run_length=8) as front:
+            front.engine.speculation, front.engine.advice = SpeculationView(profile=SOUND_PROFILE), ADVICE
             started.set_result((front, asyncio.get_running_loop()))
             await end.wait()
 

@@ -12,8 +12,9 @@ import torch
 from oracles import tiny
 from oracles.loading import Tensors, ignore_progress, load, poisoned
 from oracles.make_tiny_models import MtpHead
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from parallel.slices import WHOLE, Shard
 from workers.models.checkpoint import Checkpoint
 from workers.models.config import MTP_PREFIX
 from workers.models.qwen3_next_table import tensor_table
@@ -120,6 +121,38 @@ def test_every_shape_loads_as_transformers_holds_it(written: tuple[Path, Any, Mt
     )
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_confidence_head_loads_whole_on_every_rank(base: Path, bias: bool) -> None:
+    without, _ = load(base)
+    weight, offset = tiny.add_confidence_head(base, bias=bias)
+    for shard in (WHOLE, Shard(0, 1), Shard(0, 3), Shard(2, 3)):
+        loaded, _ = load(base, WHOLE, shard)
+        assert torch.equal(loaded.pop("mtp.confidence.weight"), weight)
+        if bias:
+            assert torch.equal(loaded.pop("mtp.confidence.bias"), offset)
+        assert loaded.keys() == without.keys()
+
+
+def test_a_bias_without_its_head_is_refused(base: Path) -> None:
+    tiny.add_confidence_head(base)
+    path = base / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["mtp.confidence_head.proj.weight"]
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    with pytest.raises(LoadError, match=r"1 surplus: mtp\.confidence_head\.proj\.bias"):
+        load(base)
+
+
+def test_a_head_of_another_shape_is_refused(base: Path) -> None:
+    """As of heads that see the embedding of the token before as well."""
+    weight, _ = tiny.add_confidence_head(base)
+    path = base / "model.safetensors"
+    tensors = load_file(path) | {"mtp.confidence_head.proj.weight": torch.cat([weight, weight], 1)}
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    with pytest.raises(LoadError, match=r"1 misshapen: mtp\.confidence_head\.proj\.weight is \[1, 128\]"):
+        load(base)
+
+
 def test_the_bundled_checkpoint_loads_as_transformers_holds_it() -> None:
     lm, mtp = tiny.reference(DEMO)
     loaded, report = load(DEMO)
@@ -170,14 +203,17 @@ def test_progress_counts_the_bytes_of_the_files(base: Path) -> None:
     assert all(before < after for (before, _), (after, _) in itertools.pairwise(calls))
 
 
-def test_a_drafter_that_is_not_wanted_stays_on_disk(base: Path) -> None:
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_drafter_that_is_not_wanted_stays_on_disk(base: Path, has_head: bool) -> None:
+    if has_head:
+        tiny.add_confidence_head(base)
     with Checkpoint.open(base) as checkpoint:
         config = dataclasses.replace(checkpoint.config, num_mtp_layers=0)
         parameters = poisoned(config)
         table = tensor_table(config)
         report = load_parameters(checkpoint, table, parameters, ignore_progress, skip_prefixes=(MTP_PREFIX,))
         num_mtp = sum(name.startswith(MTP_PREFIX) for name in checkpoint.tensors)
-        with pytest.raises(LoadError, match=rf"{num_mtp} surplus: mtp\.fc\.weight; "):
+        with pytest.raises(LoadError, match=rf"{num_mtp} surplus: mtp\.\S+; "):
             load_parameters(checkpoint, table, parameters, ignore_progress)
     assert report.num_skipped == num_mtp > 0
     assert not any(name.startswith(MTP_PREFIX) for name in parameters)

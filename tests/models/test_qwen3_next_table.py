@@ -45,6 +45,8 @@ def cuts(draw: st.DrawFn) -> tuple[Qwen3NextConfig, int, bool]:
         expert_size=size * draw(st.integers(1, 2)),
         shared_size=size,
         tied=draw(st.booleans()),
+        has_confidence_head=draw(st.booleans()),
+        has_confidence_bias=draw(st.booleans()),
     )
     return config, size, draw(st.booleans())
 
@@ -73,7 +75,9 @@ def test_over_all_ranks_every_element_is_kept_once_or_everywhere(cut: tuple[Qwen
         if name.endswith(("k_proj.weight", "v_proj.weight")):
             copies = max(1, size // config.num_kv_heads)
         elif (
-            name.endswith(("norm.weight", ".gate.weight", "shared_expert_gate.weight", "fc.weight")) or "norm_" in name
+            name.endswith(("norm.weight", ".gate.weight", "shared_expert_gate.weight", "fc.weight"))
+            or "norm_" in name
+            or "confidence" in name
         ):
             copies = size
         else:

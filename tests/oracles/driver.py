@@ -1,7 +1,8 @@
 """Drives a rank with plans, without a scheduler: sequences in slots, pages dealt at random, steps on demand.
 
 Everything the rank could read by mistake is NaN: pages nobody owns, slots nobody holds. Every step's admission is held
-against `admit` on the confidences that waited. Test material only.
+against `admit` on the confidences that waited, and its scores and acceptance against what must be true of them
+whatever the model. Test material only.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import numpy as np
 import torch
 
 from workers.draft.admit import admit
-from workers.plan import VERIFY_EVERYTHING, BatchPlan, BatchResult, NewSequence, StepPlan
+from workers.draft.confidence import SCORE_LIMIT
+from workers.plan import IDENTITY, VERIFY_EVERYTHING, BatchPlan, BatchResult, Calibration, NewSequence, StepPlan
 from workers.step import Worker
+
+Admission = tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]
+"""How many drafts of each sequence a plan admits, and the scores of those that it names."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Live:
     """A sequence as the host sees it. `waiting`: drafts that wait in the rank. `unfed`: rows that its drafter
-    has not seen, at most."""
+    has not seen, at most. `cap`: drafts that are verified of it, at most."""
 
     slot: int
     epoch: int
@@ -31,6 +36,7 @@ class Live:
     fed: int = 0
     out: list[int] = field(default_factory=list)
     waiting: int = 0
+    cap: int = 10**6
     unfed: int = 0
     finished: bool = False
     results: list[tuple[int, int]] = field(default_factory=list)
@@ -76,7 +82,7 @@ class Driver:
                 kv[:, size:] = float("nan")
             for pool in (*pools.conv, *pools.delta):
                 pool.committed[:, 1:] = float("nan")
-            for register in (pools.hidden_window, pools.draft_law, pools.confidence):
+            for register in (pools.hidden_window, pools.draft_law, pools.score, pools.confidence):
                 register[1:] = float("nan")
 
     def add(
@@ -145,20 +151,24 @@ class Driver:
         feeds: bool,
         chunks: dict[int, int] | None = None,
         budget: int = VERIFY_EVERYTHING,
+        forced: int = 0,
         slack: int = 0,
     ) -> BatchPlan:
-        """A step of `members`. chunks: prompt tokens by slot (default: all left); slack loosens max_committed."""
-        known = []
+        """A step of `members`. chunks: prompt tokens by slot (default: all left); forced: drafts of each that are
+        verified whatever their confidence; slack loosens max_committed."""
+        known, drafts = [], []
         for live in members:
             left = len(live.prompt) - live.fed
             known.append(1 if live.decoding else min((chunks or {}).get(live.slot, left), left))
+            drafts.append(min(live.waiting, live.cap) if live.decoding else 0)
         batch = BatchPlan(
             admitted=tuple(self.new),
             released_slots=tuple(self.left),
             slots=tuple(live.slot for live in members),
             epochs=tuple(live.epoch for live in members),
             num_known=tuple(known),
-            num_drafts=tuple(live.waiting if live.decoding else 0 for live in members),
+            num_drafts=tuple(drafts),
+            num_forced=tuple(min(count, forced) for count in drafts) if forced else (),
             samples=tuple(
                 live.decoding or live.fed + k == len(live.prompt) for live, k in zip(members, known, strict=True)
             ),
@@ -179,13 +189,16 @@ class Driver:
         chunks: dict[int, int] | None = None,
         feed: bool | None = None,
         budget: int = VERIFY_EVERYTHING,
+        forced: int = 0,
+        floor: float = 0.0,
         slack: int = 0,
         margins: bool = False,
+        calibration: Calibration = IDENTITY,
     ) -> StepPlan:
         """`plan_batch`, as the whole step of a rank alone."""
         feeds = gamma > 0 if feed is None else feed
         self.step_id += 1
-        batch = self.plan_batch(members, feeds=feeds, chunks=chunks, budget=budget, slack=slack)
+        batch = self.plan_batch(members, feeds=feeds, chunks=chunks, budget=budget, forced=forced, slack=slack)
         return StepPlan(
             step_id=self.step_id,
             epoch=1,
@@ -193,6 +206,8 @@ class Driver:
             gamma=gamma,
             feed_drafter=feeds,
             report_margins=margins,
+            calibration=calibration,
+            min_survival=floor,
         )
 
     def step(self, members: Sequence[Live] | None = None, **how: object) -> BatchResult:
@@ -200,10 +215,10 @@ class Driver:
         members = self.unfinished if members is None else members
         plan = self.plan(members, **how)  # type: ignore[arg-type]
         (batch,) = plan.batches
-        admitted = self.admitted(batch)
+        admission = self.admission(batch, plan.min_survival)
         result = self.worker.execute(plan).batch
         assert result is not None
-        self.take(members, batch, result, gamma=plan.gamma, admitted=admitted)
+        self.take(members, batch, result, gamma=plan.gamma, admission=admission)
         return result
 
     def take(
@@ -213,10 +228,15 @@ class Driver:
         result: BatchResult,
         *,
         gamma: int,
-        admitted: tuple[int, ...],
+        admission: Admission,
     ) -> None:
-        """Books a step. admitted: what `admitted` said before it."""
+        """Books a step. admission: what was said before it."""
+        admitted, scores = admission
         assert result.num_admitted == admitted, f"{result.num_admitted} admitted, {admitted} expected"
+        assert result.scores == scores, f"scores {result.scores}, {scores} expected"
+        assert all(abs(score) <= SCORE_LIMIT for row in scores for score in row)
+        for i, shares in enumerate(result.acceptance):
+            self._check_acceptance(members[i], shares, result.num_admitted[i], result.num_accepted[i])
         for i, live in enumerate(members):
             if live.decoding:
                 live.results.append((result.num_admitted[i], result.num_accepted[i]))
@@ -233,11 +253,26 @@ class Driver:
     def unfinished(self) -> list[Live]:
         return [live for live in self.live if not live.finished]
 
-    def admitted(self, plan: BatchPlan) -> tuple[int, ...]:
-        """How many drafts of each sequence the plan's budget admits, by the confidences that wait in the rank."""
-        confidence_BG = self.worker.rank.pools.confidence[list(plan.slots)].numpy()
+    def admission(self, plan: BatchPlan, floor: float) -> Admission:
+        """What a plan admits by the confidences that wait in the rank, and the scores that it is to report."""
+        pools = self.worker.rank.pools
         num_drafts_B, uid_B = np.array(plan.num_drafts, np.int64), np.array(plan.epochs, np.int64)
-        return tuple(admit(confidence_BG, num_drafts_B, uid_B, plan.verify_budget).tolist())
+        num_forced_B = np.array(plan.num_forced or [0] * len(plan.slots), np.int64)
+        confidence_BG = pools.confidence[list(plan.slots)].numpy()
+        admitted = admit(confidence_BG, num_drafts_B, uid_B, plan.verify_budget, num_forced_B, floor)
+        scores = pools.score[list(plan.slots)].tolist()
+        return tuple(admitted.tolist()), tuple(
+            tuple(row[:count]) for row, count in zip(scores, plan.num_drafts, strict=True)
+        )
+
+    def _check_acceptance(self, live: Live, shares: Sequence[float], num_admitted: int, num_accepted: int) -> None:
+        """A draft that stood could stand, one that is sure to stand did; both are certain unless tokens are drawn."""
+        assert len(shares) == min(num_accepted + 1, num_admitted)
+        if self.worker.rank.registers.modes([live.slot]).any_standard:
+            assert all(0 < share <= 1 for share in shares[:num_accepted])
+            assert all(0 <= share < 1 for share in shares[num_accepted:])
+        else:
+            assert list(shares) == [j < num_accepted for j in range(len(shares))]
 
     def run(self, gamma: int = 0, **how: object) -> None:
         """Steps until every sequence has finished."""

@@ -69,6 +69,7 @@ class GroupOfWorkers:
         page_size: int = 16,
         hidden_window: int = 16,
         k_slices: int = 2,
+        confidence: str = "auto",
         device: Literal["cpu", "cuda"] = "cpu",
     ) -> GroupOfWorkers:
         settings = WorkerSettings(
@@ -76,7 +77,7 @@ class GroupOfWorkers:
             cache=CacheSettings(
                 memory_mib=256, page_size=page_size, max_running=max_running, max_model_len=max_model_len
             ),
-            speculation=SpeculationSettings(hidden_window=hidden_window),
+            speculation=SpeculationSettings(hidden_window=hidden_window, confidence=confidence),  # type: ignore[arg-type]
             parallel=ParallelSettings(dp=mesh.dp, tp=mesh.tp, ep=mesh.ep),
             max_step_tokens=512,
             threads=1,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from oracles.driver import Driver, Live
 from oracles.group import GroupOfWorkers
 
-from workers.plan import VERIFY_EVERYTHING, StepPlan, StepResult
+from workers.plan import IDENTITY, VERIFY_EVERYTHING, Calibration, StepPlan, StepResult
 
 
 class GroupDriver:
@@ -29,20 +29,23 @@ class GroupDriver:
         feed: bool | None = None,
         chunks: dict[int, int] | None = None,
         budgets: Sequence[int] | None = None,
+        forced: int = 0,
+        floor: float = 0.0,
         slack: int = 0,
         margins: bool = False,
+        calibration: Calibration = IDENTITY,
     ) -> StepResult:
         """One step of `members[dp_rank]`, by default of all who have not finished."""
         members = [driver.unfinished for driver in self.drivers] if members is None else members
         feeds = gamma > 0 if feed is None else feed
         self.step_id += 1
         batches = tuple(
-            driver.plan_batch(part, feeds=feeds, chunks=chunks, slack=slack, budget=budget)
+            driver.plan_batch(part, feeds=feeds, chunks=chunks, slack=slack, budget=budget, forced=forced)
             for driver, part, budget in zip(
                 self.drivers, members, budgets or [VERIFY_EVERYTHING] * len(self.drivers), strict=True
             )
         )
-        admitted = [driver.admitted(batch) for driver, batch in zip(self.drivers, batches, strict=True)]
+        admissions = [driver.admission(batch, floor) for driver, batch in zip(self.drivers, batches, strict=True)]
         result = self.group.execute(
             StepPlan(
                 step_id=self.step_id,
@@ -51,12 +54,14 @@ class GroupDriver:
                 gamma=gamma,
                 feed_drafter=feeds,
                 report_margins=margins,
+                calibration=calibration,
+                min_survival=floor,
             )
         )
-        for driver, part, batch, said, counts in zip(
-            self.drivers, members, batches, result.batches, admitted, strict=True
+        for driver, part, batch, said, admission in zip(
+            self.drivers, members, batches, result.batches, admissions, strict=True
         ):
-            driver.take(part, batch, said, gamma=gamma, admitted=counts)
+            driver.take(part, batch, said, gamma=gamma, admission=admission)
         return result
 
     @property

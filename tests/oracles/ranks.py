@@ -52,6 +52,7 @@ def load_worker(
     hidden_window: int = 16,
     dtype: str = "auto",
     device: str = "cpu",
+    confidence: str = "auto",
 ) -> Worker:
     """A rank with pools, sized for tests."""
     return Worker.load(
@@ -60,7 +61,7 @@ def load_worker(
             cache=CacheSettings(
                 memory_mib=512, page_size=page_size, max_running=max_running, max_model_len=max_model_len
             ),
-            speculation=SpeculationSettings(hidden_window=hidden_window),
+            speculation=SpeculationSettings(hidden_window=hidden_window, confidence=confidence),  # type: ignore[arg-type]
             max_step_tokens=512,
             threads=1,
         ),

@@ -13,7 +13,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["SHAPES", "drop_mtp", "edit_config", "make", "reference", "shard", "write", "write_checkpoint"]
+__all__ = [
+    "SHAPES",
+    "add_confidence_head",
+    "drop_mtp",
+    "edit_config",
+    "make",
+    "reference",
+    "shard",
+    "write",
+    "write_checkpoint",
+]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "base": {},
@@ -93,6 +103,21 @@ def drop_mtp(directory: Path) -> None:
     path = directory / "model.safetensors"
     save_file({n: t.clone() for n, t in load_file(path).items() if not n.startswith("mtp.")}, path, {"format": "pt"})
     edit_config(directory, num_nextn_predict_layers=None)
+
+
+def add_confidence_head(directory: Path, *, bias: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds a random head to the MTP module of a single-file checkpoint; returns weight [1, H] and bias [1], of zeros
+    without one."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    size = len(tensors["mtp.norm.weight"])
+    weight = torch.randn(1, size, generator=torch.Generator().manual_seed(7)) / size**0.5
+    tensors["mtp.confidence_head.proj.weight"] = weight
+    offset = torch.full((1,), 0.75 if bias else 0.0)
+    if bias:
+        tensors["mtp.confidence_head.proj.bias"] = offset
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    return weight, offset
 
 
 def reference(path: Path) -> tuple[Any, MtpHead]:

@@ -21,6 +21,8 @@ from parallel.vocabulary import Best, Vocabulary
 COUNTS = [509, 512, 130, 64]
 WIDTH = 5
 INF = float("inf")
+EXTRAS = ("with_second", "with_rest", "with_entropy")
+"""What may be asked for beside the best token."""
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +101,15 @@ def test_padding_is_no_token(ranks: Ranks) -> None:
     assert (joined[:, 130:] == -INF).all()
 
 
-def check_best(ranks: Ranks, logits: Tensor, *, with_second: bool, with_mass: bool) -> None:
+def check_best(ranks: Ranks, logits: Tensor, **wanted: bool) -> None:
+    """wanted: with_second, with_rest, with_entropy; all of them by default."""
+    wanted = wanted or dict.fromkeys(EXTRAS, True)
     count = logits.shape[1]
 
     def work(groups: RankGroups) -> Best | None:
         vocabulary = Vocabulary(count, groups.tp)
         held = vocabulary.without_padding(part(logits, groups.rank, ranks.mesh.size, 1, filler=INF))
-        return vocabulary.best(held, with_second=with_second, with_mass=with_mass)
+        return vocabulary.best(held, **wanted)
 
     best, *others = ranks(work)
     assert others == [None] * (ranks.mesh.size - 1)
@@ -115,23 +119,43 @@ def check_best(ranks: Ranks, logits: Tensor, *, with_second: bool, with_mass: bo
     assert best.id_R.dtype == torch.int64
     assert best.id_R.tolist() == ids
     values = logits.sort(-1, descending=True).values
-    assert best.top_R.dtype == torch.float32
     assert torch.equal(best.top_R, values[:, 0])
-    assert (best.second_R is not None, best.log_mass_R is not None) == (with_second, with_mass)
+    assert [best.second_R is not None, best.rest_R is not None, best.entropy_R is not None] == [
+        wanted[name] for name in EXTRAS
+    ]
+    assert {x.dtype for x in (best.top_R, best.second_R, best.rest_R, best.entropy_R) if x is not None} == {
+        torch.float32
+    }
     if best.second_R is not None:
-        assert best.second_R.dtype == torch.float32
         assert torch.equal(best.second_R, values[:, 1])
-    if best.log_mass_R is not None:
-        assert best.log_mass_R.dtype == torch.float32
-        torch.testing.assert_close(best.log_mass_R, logits.double().logsumexp(-1).float(), rtol=1e-6, atol=1e-6)
+    below = (values - values[:, :1]).double()
+    if best.rest_R is not None:
+        check_close(best.rest_R, below[:, 1:].exp().sum(-1))
+    if best.entropy_R is not None:
+        mass = below.exp()
+        mean = (mass * below.masked_fill(below == -INF, 0)).sum(-1) / mass.sum(-1)
+        check_close(best.entropy_R, below[:, 1:].exp().sum(-1).log1p() - mean)
 
 
-@pytest.mark.parametrize(("with_second", "with_mass"), [(False, False), (True, False), (False, True), (True, True)])
+def check_close(found: Tensor, expected: Tensor) -> None:
+    """Up to rounding of the logits' differences: a relative error, however small a number that float32 still has."""
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize("wanted", [(), *[(name,) for name in EXTRAS], EXTRAS], ids="+".join)
 @pytest.mark.parametrize("count", COUNTS)
-def test_the_best_token_is_that_of_the_whole_row(ranks: Ranks, count: int, with_second: bool, with_mass: bool) -> None:
+def test_the_best_token_is_that_of_the_whole_row(ranks: Ranks, count: int, wanted: tuple[str, ...]) -> None:
     logits = torch.randn(9, count, generator=torch.Generator().manual_seed(count)) * 8
-    check_best(ranks, logits, with_second=with_second, with_mass=with_mass)
-    check_best(ranks, logits[:0], with_second=with_second, with_mass=with_mass)
+    for rows in (logits, logits[:0]):
+        check_best(ranks, rows, **{name: name in wanted for name in EXTRAS})
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_rest_of_hardly_any_mass_keeps_its_precision(ranks: Ranks, count: int) -> None:
+    """Wherever the best token lies: log Σ exp − top would be 0 or noise."""
+    logits = torch.randn(6, count, generator=torch.Generator().manual_seed(count))
+    logits[torch.arange(6), torch.linspace(0, count - 1, 6).long()] = torch.tensor([18.0, 25.0, 30.0, 40.0, 60.0, 80.0])
+    check_best(ranks, logits)
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -145,7 +169,7 @@ def test_of_equals_the_lowest_id_is_best_wherever_they_lie(ranks: Ranks, count: 
             row = torch.zeros(count)
             row[[first, second]] = 3.0
             rows.append(row)
-    check_best(ranks, torch.stack([torch.zeros(count), *rows]), with_second=True, with_mass=True)
+    check_best(ranks, torch.stack([torch.zeros(count), *rows]))
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -154,7 +178,7 @@ def test_masked_tokens_and_masked_rows(ranks: Ranks, count: int) -> None:
     logits[1, count - 1] = -2.5
     logits[2, [0, count // 2]] = 1.5
     logits[3, :64] = torch.arange(64) - 80.0
-    check_best(ranks, logits, with_second=True, with_mass=True)
+    check_best(ranks, logits)
 
 
 @given(
@@ -162,19 +186,9 @@ def test_masked_tokens_and_masked_rows(ranks: Ranks, count: int) -> None:
     count=st.sampled_from([*COUNTS, 2, 65, 193]),
     levels=st.lists(st.sampled_from([-INF, -30.0, 0.0, 0.5, 1e4]), min_size=1, max_size=3),
     seed=st.integers(0, 1 << 30),
-    with_second=st.booleans(),
-    with_mass=st.booleans(),
 )
 @settings(max_examples=60)
-def test_any_row_of_few_levels(
-    rings: dict[int, Ranks],
-    size: int,
-    count: int,
-    levels: list[float],
-    seed: int,
-    with_second: bool,
-    with_mass: bool,
-) -> None:
+def test_any_row_of_few_levels(rings: dict[int, Ranks], size: int, count: int, levels: list[float], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     choice = torch.randint(0, len(levels), (3, count), generator=generator)
-    check_best(rings[size], torch.tensor(levels)[choice], with_second=with_second, with_mass=with_mass)
+    check_best(rings[size], torch.tensor(levels)[choice])

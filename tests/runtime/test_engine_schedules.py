@@ -6,6 +6,7 @@ import asyncio
 
 from fakes.engine_house import no_pause
 from fakes.front_sink import RecordingSink
+from fakes.planners import FormulaCosts, FormulaProfiles
 from fakes.requests import request
 from fakes.worker import FakeSource, describe, true_stream
 from hypothesis import Phase, settings
@@ -16,8 +17,20 @@ from configs.schema import SchedulerSettings, ServeSettings, SpeculationSettings
 from runtime.engine import Engine
 from runtime.front.errors import Overloaded, Unavailable
 from runtime.request import Finish, FinishReason, Request
-from runtime.verification.policy import Fixed, Off
+from runtime.verification.policy import Dynamic, Fixed, Off, Policy
 from workers.plan import LoadError, StepPlan, StepTimeout, WorkerLost
+
+POLICIES = st.one_of(
+    st.just(Off()),
+    st.builds(Fixed, st.integers(0, 4)),
+    st.builds(
+        Dynamic,
+        gamma_min=st.integers(0, 1),
+        gamma_max=st.none() | st.integers(1, 4),
+        itl_limit_ms=st.none() | st.floats(1, 60),
+        min_survival=st.sampled_from([0.0, 0.5]),
+    ),
+)
 
 
 class Schedules(RuleBasedStateMachine):
@@ -36,17 +49,19 @@ class Schedules(RuleBasedStateMachine):
         max_step_tokens=st.integers(6, 40),
         gamma=st.integers(0, 4),
         accept=st.sampled_from([0.0, 0.6, 1.0]),
+        cliffs=st.sets(st.integers(2, 12), max_size=3),
     )
-    def start(self, dp: int, max_step_tokens: int, gamma: int, accept: float) -> None:
+    def start(self, dp: int, max_step_tokens: int, gamma: int, accept: float, cliffs: set[int]) -> None:
         house = ServeSettings(
             scheduler=SchedulerSettings(max_step_tokens=max_step_tokens, max_waiting=5),
-            speculation=SpeculationSettings(gamma=gamma, gamma_max=4),
+            speculation=SpeculationSettings(gamma=gamma, gamma_max=4, explore_every=5),
         )
         self.sink = RecordingSink()
         self.source = FakeSource(
             describe(num_slots=3), dp=dp, gated=True, max_step_tokens=max_step_tokens, accept=accept
         )
-        self.engine = Engine(house, self.source, self.sink, pause=no_pause)
+        profiles = FormulaProfiles(FormulaCosts(cliffs=tuple(cliffs)))
+        self.engine = Engine(house, self.source, self.sink, profiles=profiles, pause=no_pause)
         self.run(self.engine.start())
 
     def run(self, what: object = None) -> object:
@@ -87,8 +102,17 @@ class Schedules(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         stop_after=st.none() | st.integers(1, 16),
         eos=st.booleans(),
+        max_drafts=st.none() | st.integers(0, 9),
     )
-    def submit(self, num_prompt: int, max_tokens: int, priority: int, stop_after: int | None, eos: bool) -> None:
+    def submit(
+        self,
+        num_prompt: int,
+        max_tokens: int,
+        priority: int,
+        stop_after: int | None,
+        eos: bool,
+        max_drafts: int | None,
+    ) -> None:
         uid = self.engine.next_uid()
         wanted = request(
             uid,
@@ -98,6 +122,7 @@ class Schedules(RuleBasedStateMachine):
             eos=eos,
             stop_strings=() if stop_after is None else ("x",),
             stop_token_ids=(7, 8),
+            max_drafts=max_drafts,
         )
         if stop_after is not None:
             self.sink.stop_after[uid] = stop_after
@@ -127,9 +152,16 @@ class Schedules(RuleBasedStateMachine):
         self.engine.abort(uid)
         self.run()
 
-    @rule(gamma=st.none() | st.integers(0, 4))
-    def switch_policy(self, gamma: int | None) -> None:
-        self.run(self.engine.set_policy(Off() if gamma is None else Fixed(gamma)))
+    @rule(policy=POLICIES, priority=st.none() | st.integers(-1, 1))
+    def switch_policy(self, policy: Policy, priority: int | None) -> None:
+        """For all requests, or for those of one priority."""
+        self.run(self.engine.set_policy(policy, priority=priority))
+
+    @precondition(lambda self: self.engine.policy.classes)
+    @rule()
+    def follow_again(self) -> None:
+        """One priority has no policy of its own any more."""
+        self.run(self.engine.set_policy(None, priority=self.engine.policy.classes[0][0]))
 
     @rule(error=st.sampled_from([WorkerLost("killed"), StepTimeout("too slow"), None]), num_failures=st.integers(0, 2))
     def lose_rank(self, error: WorkerLost | StepTimeout | None, num_failures: int) -> None:
@@ -157,6 +189,7 @@ class Schedules(RuleBasedStateMachine):
                 usage = self.sink.usage[uid]
                 assert usage.completion == len(tokens) == usage.accepted + usage.rounds - usage.trimmed
                 assert usage.accepted <= usage.admitted <= usage.drafted
+                assert wanted.max_drafts is None or usage.drafted <= wanted.max_drafts * usage.rounds
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from fakes.planners import planner_of
 from fakes.requests import request
 from fakes.scheduler_bench import Bench
 from fakes.worker import describe
@@ -137,12 +138,12 @@ def test_the_next_life_knows_no_prefix_and_repeats_no_epoch() -> None:
     first = begin_life(bench.group, WaitingQueue(), settings, None, now_s=0)
     known = request(1, num_prompt=12, max_tokens=2)
     first.scheduler.queue.push(known)
-    plan = first.scheduler.plan(Off())
+    plan = first.scheduler.plan(planner_of(Off()))
     first.scheduler.release(1)
     second = begin_life(bench.group, first.scheduler.queue, settings, first, now_s=1)
     second.scheduler.queue.push(request(2, num_prompt=3, max_tokens=3))
     second.scheduler.queue.push(request(3, num_prompt=12, max_tokens=2, prompt_of=1))
-    later = second.scheduler.plan(Off())
+    later = second.scheduler.plan(planner_of(Off()))
     # Rank 0 has 11 tokens before it; the prompt of 12, if it were known there, would go there all the same.
     assert [[new.uid for new in batch.admitted] for batch in later.batches] == [[2], [3]]
     assert later.step_id > plan.step_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from fakes.planners import planner_of
 from fakes.requests import request
 from fakes.scheduler_bench import Bench
 from fakes.worker import describe
@@ -13,11 +14,9 @@ from hypothesis import strategies as st
 
 from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.rows import share_rows
-from runtime.verification.planner import Load, plan_speculation
 from runtime.verification.policy import Fixed, Off, Policy
+from runtime.verification.speculation import Load, Traits
 from workers.plan import VERIFY_EVERYTHING
-
-IDLE = Load(num_decoding=0, num_prefilling=0)
 
 
 def admitted_uids(bench: Bench) -> list[int]:
@@ -42,17 +41,24 @@ def test_a_decode_row_carries_the_drafts_of_the_plan_in_which_it_last_sampled() 
 
 @pytest.mark.parametrize("policy", [Off(), Fixed(0)])
 def test_off_and_gamma_zero_leave_the_drafter_alone(policy: Policy) -> None:
-    speculation = plan_speculation(policy, [IDLE], num_waiting=0)
+    speculation = planner_of(policy).decide(1, [Load()])
     assert (speculation.gamma, speculation.feed_drafter) == (0, False)
-    assert speculation.verify_budgets == (VERIFY_EVERYTHING,), "drafts from before the switch are still verified"
+    assert speculation.batches[0].verify_budget == VERIFY_EVERYTHING, "drafts from before the switch are still verified"
 
 
-@pytest.mark.parametrize("num_waiting", [0, 900])
-def test_fixed_gamma_drafts_as_much_under_any_load(num_waiting: int) -> None:
-    loads = [IDLE, Load(num_decoding=64, num_prefilling=3)]
-    speculation = plan_speculation(Fixed(5), loads, num_waiting=num_waiting)
-    assert (speculation.gamma, speculation.feed_drafter) == (5, True)
-    assert speculation.verify_budgets == (VERIFY_EVERYTHING,) * 2
+@pytest.mark.parametrize("num_running", [0, 64])
+def test_fixed_gamma_drafts_as_much_under_any_load(num_running: int) -> None:
+    load = Load(
+        uids=tuple(range(num_running)),
+        traits=(Traits(0, 0, None),) * num_running,
+        waiting=(0,) * num_running,
+        committed=(9,) * num_running,
+        left=(1,) * num_running,
+    )
+    speculation = planner_of(Fixed(3)).decide(1, [Load(), load])
+    assert (speculation.gamma, speculation.feed_drafter) == (3, True)
+    assert [batch.verify_budget for batch in speculation.batches] == [VERIFY_EVERYTHING] * 2
+    assert not any(batch.limits or batch.forced for batch in speculation.batches)
 
 
 def test_rows_that_the_drafter_has_not_seen_are_counted_until_it_is_fed() -> None:
@@ -167,20 +173,29 @@ def test_a_step_too_small_for_one_verify_pass_is_refused() -> None:
 
 
 @given(
-    decode_rows=st.lists(st.integers(1, 9), max_size=80),
+    waiting=st.lists(st.integers(0, 8), max_size=80),
     prompt_rows=st.lists(st.integers(1, 300), max_size=10),
     max_rows=st.integers(10, 512),
+    verify_budget=st.one_of(st.just(VERIFY_EVERYTHING), st.integers(0, 200)),
 )
-def test_shared_rows_fit_and_starve_nobody(decode_rows: list[int], prompt_rows: list[int], max_rows: int) -> None:
-    shares = share_rows(decode_rows, prompt_rows, max_rows)
-    used = sum(decode_rows[: shares.num_decodes]) + sum(shares.chunks)
+def test_shared_rows_fit_and_starve_nobody(
+    waiting: list[int], prompt_rows: list[int], max_rows: int, verify_budget: int
+) -> None:
+    shares = share_rows(waiting, prompt_rows, max_rows, verify_budget=verify_budget)
+
+    def rows_of(count: int) -> int:
+        """Of the first decodes: a token each, and the drafts that the budget may fall upon."""
+        return count + min(sum(waiting[:count]), verify_budget)
+
+    used = rows_of(shares.num_decodes) + sum(shares.chunks)
+    widest = 1 + min(max(waiting), verify_budget) if waiting else 0
     assert used <= max_rows
     assert all(1 <= chunk <= rows for chunk, rows in zip(shares.chunks, prompt_rows, strict=False))
     assert all(chunk == rows for chunk, rows in zip(shares.chunks[:-1], prompt_rows, strict=False))
-    assert sum(shares.chunks) >= min(sum(prompt_rows), max_rows // 4, max_rows - max(decode_rows, default=0))
-    assert shares.num_decodes >= min(1, len(decode_rows))
-    if sum(decode_rows) + sum(prompt_rows) <= max_rows:
-        assert (shares.num_decodes, list(shares.chunks)) == (len(decode_rows), prompt_rows)
+    assert sum(shares.chunks) >= min(sum(prompt_rows), max_rows // 4, max_rows - widest)
+    assert shares.num_decodes >= min(1, len(waiting))
+    if rows_of(len(waiting)) + sum(prompt_rows) <= max_rows:
+        assert (shares.num_decodes, list(shares.chunks)) == (len(waiting), prompt_rows)
     elif sum(shares.chunks) < sum(prompt_rows):
         assert used == max_rows
 

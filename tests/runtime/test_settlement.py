@@ -14,7 +14,15 @@ from workers.plan import BatchPlan, BatchResult, StalePlan, StepPlan, StepResult
 BATCH = BatchPlan(
     slots=(4,), epochs=(2,), num_known=(1,), num_drafts=(2,), samples=(True,), max_committed=(5,), num_unfed=(0,)
 )
-FOUND = BatchResult(emitted=((7, 8),), drafted=((7, 9),), num_admitted=(2,), num_accepted=(1,), margins=((0.5, 0.25),))
+FOUND = BatchResult(
+    emitted=((7, 8),),
+    drafted=((7, 9),),
+    num_admitted=(2,),
+    num_accepted=(1,),
+    scores=((0.0,) * 2,),
+    acceptance=((1.0, 0.0),),
+    margins=((0.5, 0.25),),
+)
 PLAN = StepPlan(step_id=1, epoch=1, batches=(BATCH,), report_margins=True)
 RESULT = StepResult(step_id=1, epoch=1, batches=(FOUND,))
 BEFORE = Usage(prompt=3, completion=1, rounds=1)
@@ -38,7 +46,7 @@ def test_the_margins_of_a_result_are_read_only_if_the_plan_asked_for_them() -> N
 
 
 def test_a_result_without_the_margins_that_were_asked_for_answers_another_plan() -> None:
-    with pytest.raises(StalePlan, match=r"1 sequences on data-parallel rank 0, its result \[1, 1, 1, 1, 0\]"):
+    with pytest.raises(StalePlan, match=r"1 sequences on data-parallel rank 0, its result \[1, 1, 1, 1, 1, 1, 0\]"):
         outcomes(PLAN, replace(RESULT, batches=(replace(FOUND, margins=()),)))
 
 

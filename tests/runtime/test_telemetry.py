@@ -19,7 +19,8 @@ from runtime.front.errors import Overloaded, Unavailable
 from runtime.histogram import Histogram
 from runtime.status import EngineStatus
 from runtime.telemetry import METRICS, EngineCollector, HistogramRow, Row
-from runtime.verification.policy import Fixed, Off, PolicyState
+from runtime.verification.policy import Dynamic, Fixed, Off, PolicyState
+from runtime.verification.view import ProfileState, ProfileStatus, SpeculationView
 from workers.plan import WorkerLost
 
 ROUTERS_LOOK_FOR = {
@@ -105,7 +106,9 @@ EXPECTED: Scrape = {
     "outrider_slots_free": {("0",): 41, ("1",): 42},
     "outrider_pages_used": {("0", "target"): 99, ("0", "drafter"): 300, ("1", "target"): 98, ("1", "drafter"): 299},
     "outrider_pages_free": {("0", "target"): 201, ("0", "drafter"): 100, ("1", "target"): 202, ("1", "drafter"): 101},
-    "outrider_policy": {("off",): 0, ("fixed",): 1},
+    "outrider_policy": {("off",): 0, ("fixed",): 1, ("dynamic",): 0},
+    "outrider_policy_info": {("", "fixed", ""): 1},
+    "outrider_policy_fallback": {(): 1},
     "outrider_gamma_current": {(): 6},
     "outrider_gamma_changes_total": {(): 116},
     "outrider_steps_total": {(): 71},
@@ -116,6 +119,23 @@ EXPECTED: Scrape = {
     "outrider_admitted_tokens_total": {("0",): 87, ("1",): 76},
     "outrider_accepted_tokens_total": {("0",): 75, ("1",): 44},
     "outrider_accepted_prefix_rounds_total": {("0",): 24, ("1",): 31, ("2",): 44},
+    "outrider_gamma_steps_total": {("0",): 631, ("1",): 632, ("2",): 633},
+    "outrider_verify_budget_rows_total": {(): 634},
+    "outrider_zero_budget_steps_total": {(): 629},
+    "outrider_explored_steps_total": {(): 630},
+    "outrider_rollback_tokens_total": {(): 87 + 76 - 75 - 44},
+    "outrider_predicted_steps_total": {(): 625},
+    "outrider_predicted_step_seconds_total": {(): 626.5},
+    "outrider_measured_step_seconds_total": {(): 627.5},
+    "outrider_prediction_error_seconds_total": {(): 628.5},
+    "outrider_draft_survival": {("0",): 0.875, ("1",): 0.5},
+    "outrider_calibration_error": {("0",): 0.03125, ("1",): 0.0625},
+    "outrider_calibration_version": {(): 635},
+    "outrider_profile_state": {("ok",): 0, ("missing",): 0, ("stale",): 1, ("foreign",): 0},
+    "outrider_shadow_steps": {(): 601},
+    "outrider_shadow_agreed_steps": {(): 602},
+    "outrider_shadow_tokens": {("in_force",): 603.5, ("shadow",): 605.5},
+    "outrider_shadow_step_seconds": {("in_force",): 604.5, ("shadow",): 606.5},
     "outrider_rank_seconds_total": {(): 101},
     "outrider_step_seconds_total": {("target",): 102, ("verify",): 103, ("commit",): 104, ("draft",): 105},
     "outrider_exchange_seconds_total": {("all",): 106, ("dispatch",): 107, ("combine",): 108},
@@ -136,7 +156,30 @@ def test_each_metric_is_read_off_its_own_figure():
 def test_the_policy_off_drafts_nothing():
     found = scrape(lambda: replace(a_moment(), policy=PolicyState(policy=Off(), revision=1, effective_step=1)))
     assert found["outrider_gamma_current"] == {(): 0}
-    assert found["outrider_policy"] == {("off",): 1, ("fixed",): 0}
+    assert found["outrider_policy"] == {("off",): 1, ("fixed",): 0, ("dynamic",): 0}
+
+
+def test_a_dynamic_policy_is_told_with_what_it_chose_and_each_priority_has_a_sample():
+    classes = ((-2, Dynamic(itl_limit_ms=9.0)), (3, Fixed(1)))
+    policy = PolicyState(policy=Dynamic(), revision=40, effective_step=1, classes=classes, num_changes=3)
+    found = scrape(lambda: replace(a_moment(), policy=policy))
+    assert found["outrider_policy"] == {("off",): 0, ("fixed",): 0, ("dynamic",): 1}
+    assert found["outrider_policy_info"] == {
+        ("throughput", "dynamic", ""): 1,
+        ("goodput", "dynamic", "-2"): 1,
+        ("", "fixed", "3"): 1,
+    }
+    assert found["outrider_gamma_current"] == {(): 2}, "of the newest step"
+    assert found["outrider_gamma_changes_total"] == {(): 3}, "the revision began higher"
+
+
+def test_without_a_shadow_or_drafts_there_are_no_samples_of_them():
+    bare = SpeculationView(profile=ProfileStatus(state=ProfileState.OK, detail="measured here"))
+    found = scrape(lambda: replace(a_moment(), speculation=bare))
+    for name in ("shadow_steps", "shadow_agreed_steps", "shadow_tokens", "shadow_step_seconds", "draft_survival"):
+        assert f"outrider_{name}" not in found
+    assert found["outrider_profile_state"][("ok",)] == 1
+    assert found["outrider_policy_fallback"] == {(): 0}
 
 
 @asynchronous
@@ -171,7 +214,7 @@ async def test_a_finished_request_is_told_with_its_times() -> None:
         assert found["vllm:request_success_total"] == {("stop",): 0, ("length",): 1, ("abort",): 0, ("error",): 0}
         assert found["outrider_gamma_current"] == {(): 0}
         assert found["outrider_gamma_changes_total"] == {(): 1}
-        assert found["outrider_policy"] == {("off",): 1, ("fixed",): 0}
+        assert found["outrider_policy"] == {("off",): 1, ("fixed",): 0, ("dynamic",): 0}
 
 
 @asynchronous

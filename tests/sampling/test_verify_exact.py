@@ -91,6 +91,34 @@ def test_the_law_is_exact_when_laws_depend_on_the_drafts(
     assert completed(law, model) == target_joint(model)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2, 4])
+def test_acceptance_is_the_share_of_drafts_that_stand_given_those_before(seed: int) -> None:
+    """Over all drafts and uniforms, the mean of what is told of position j is how often a draft stands there."""
+    gamma = 2
+    model = random_model(seed, vocab_size=3, num_drafts=gamma, total=4)
+    scale = exact_scale(model)
+    stood, told = [Fraction(0)] * gamma, [Fraction(0)] * gamma
+    grid = torch.cartesian_prod(*[torch.arange(scale)] * gamma).view(-1, gamma)
+    for drafts in model.prefixes(gamma):
+        weight = model.drafter(drafts) / len(grid)
+        verdict = verify_standard(
+            torch.tensor([model.p(drafts[:j]) for j in range(gamma + 1)]).expand(len(grid), -1, -1),
+            torch.tensor([model.q(drafts[:j]) for j in range(gamma)]).expand(len(grid), -1, -1),
+            torch.tensor(drafts).expand(len(grid), -1),
+            torch.full((len(grid),), gamma),
+            grid,
+            torch.zeros(len(grid), dtype=torch.int64),
+            scale=scale,
+        )
+        assert verdict.acceptance_BG.dtype == torch.int64
+        for j in range(gamma):
+            here = verdict.num_accepted_B >= j
+            stood[j] += weight * int((verdict.num_accepted_B > j).sum())
+            told[j] += weight * Fraction(int(verdict.acceptance_BG[here, j].sum()), model.total)
+    assert told == stood
+    assert any(0 < share < 1 for share in stood), "inconclusive: nothing was left to chance"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_sequences_of_different_draft_counts_share_a_batch(seed: int) -> None:
     models = [random_model(10 * seed + n, vocab_size=2, num_drafts=n, total=3) for n in (3, 0, 2, 1)]
@@ -131,7 +159,7 @@ def plain_core(accept: Accept, residual: Residual) -> Core:
                 accepted[b] += 1
             above = scale * masses.cumsum(0) > u_draw_B[b] * masses.sum()
             tokens[b, accepted[b]] = above.to(torch.uint8).argmax()
-        return Verdict(tokens_BW=tokens, num_accepted_B=accepted)
+        return Verdict(tokens_BW=tokens, num_accepted_B=accepted, acceptance_BG=torch.zeros_like(drafts_BG))
 
     return core
 

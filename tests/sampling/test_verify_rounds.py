@@ -12,7 +12,10 @@ from scipy.stats import chisquare
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workers.draft.admit import admit_on_device, confidence
+from parallel.vocabulary import best_of
+from workers.draft.admit_on_device import admit_on_device
+from workers.draft.confidence import Calibrator, Measure, Scorer
+from workers.plan import IDENTITY
 from workers.sampling.processors import RowParams, target_law
 from workers.sampling.randomness import Purpose, audit_keys
 from workers.sampling.verify import DrawParams, clip_emitted, draw_draft, verify
@@ -119,7 +122,7 @@ def test_modes_share_a_batch_without_touching_each_other() -> None:
     q_BGV = Q_VV[window_BW[:, :-1]]
     num_drafts_B = torch.arange(num_sequences) % 4 % 3
 
-    def run(rows: Tensor) -> tuple[Tensor, Tensor]:
+    def run(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         params = DrawParams(
             greedy_N=greedy_B[rows], coupled_N=coupled_B[rows], seed_N=seed_B[rows], position_N=position_B[rows]
         )
@@ -133,14 +136,34 @@ def test_modes_share_a_batch_without_touching_each_other() -> None:
             any_standard=bool(params.standard_N.any()),
             any_coupled=bool(params.coupled_N.any()),
         )
-        return verdict.tokens_BW, verdict.num_emitted_B
+        return verdict.tokens_BW, verdict.num_emitted_B, verdict.acceptance_BG
 
-    tokens_BW, num_emitted_B = run(torch.arange(num_sequences))
+    tokens_BW, num_emitted_B, acceptance_BG = run(torch.arange(num_sequences))
     for kind in range(3):
         rows = (kind_B == kind).nonzero().flatten()
-        tokens, num_emitted = run(rows)
+        tokens, num_emitted, acceptance = run(rows)
+        assert torch.equal(acceptance_BG[rows], acceptance)
         assert torch.equal(tokens_BW[rows], tokens)
         assert torch.equal(num_emitted_B[rows], num_emitted)
+
+
+def test_acceptance_is_the_overlap_where_drafts_are_drawn_and_the_outcome_elsewhere() -> None:
+    mode_B3 = torch.eye(3, dtype=torch.bool)  # greedy, coupled, standard
+    p_BWV = torch.stack([torch.eye(3)[[1, 2, 0]], P_VV, P_VV])
+    drafts_BG = torch.tensor([[1, 0], [0, 2], [0, 2]])
+    params = DrawParams(
+        greedy_N=mode_B3[:, 0], coupled_N=mode_B3[:, 1], seed_N=torch.arange(3), position_N=torch.zeros(3).long()
+    )
+    q_BGV = Q_VV[:2].expand(3, -1, -1).clone()
+    q_BGV[:2] = float("nan")  # laws are kept of standard drafts only
+    verdict = verify(p_BWV, q_BGV, drafts_BG, torch.full((3,), 2), params, 7, any_standard=True, any_coupled=True)
+    assert verdict.acceptance_BG.dtype == torch.float64
+    assert verdict.acceptance_BG[0].tolist() == [1, 0]
+    own = verdict.num_accepted_B[1]
+    assert verdict.acceptance_BG[1, : own + 1].tolist() == ([1.0] * own + [0.0])[:2]
+    torch.testing.assert_close(
+        verdict.acceptance_BG[2], torch.tensor([0.7, 0.7], dtype=torch.float64), rtol=1e-6, atol=0
+    )
 
 
 def test_standard_drafts_without_their_laws_are_refused() -> None:
@@ -193,9 +216,10 @@ class CallLog(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def round_of_calls(num_sequences: int) -> list[str]:
+def round_of_calls(num_sequences: int, measure: Measure) -> list[str]:
     """One round of every mode, greedy, standard and coupled rows mixed; the torch calls it makes."""
     window, vocab_size = 4, 40
+    scorer, calibrator = Scorer(measure=measure), Calibrator(window - 1, torch.device("cpu"))
     kind_B = torch.arange(num_sequences) % 3
     params = RowParams(
         temperature=torch.where(kind_B == 0, 0.0, 0.8),
@@ -215,9 +239,11 @@ def round_of_calls(num_sequences: int) -> list[str]:
     with CallLog() as log:
         law_BV = target_law(logits_BV, params, any_sampled=True, any_sorted=True)
         drafts_B = draw_draft(law_BV, draws, 4, any_standard=True, any_coupled=True)
-        confidence_BG = confidence(logits_BV.amax(-1), logits_BV.logsumexp(-1)).unsqueeze(1).expand(-1, window - 1)
+        score_B = scorer.score(best_of(logits_BV, **scorer.needs), logits_BV)
+        confidence_B = calibrator.confidence(score_B, draws.seed_N * 0, 1, IDENTITY)
+        confidence_BG, num_forced_B = confidence_B.unsqueeze(1).expand(-1, window - 1), torch.ones_like(drafts_B)
         num_drafts_B = admit_on_device(
-            confidence_BG, torch.full_like(drafts_B, window - 1), draws.seed_N, num_sequences
+            confidence_BG, torch.full_like(drafts_B, window - 1), draws.seed_N, num_sequences, num_forced_B, 0.25
         )
         law_BWV = law_BV.unsqueeze(1).expand(-1, window, -1)
         drafts_BG = drafts_B.unsqueeze(1).expand(-1, window - 1)
@@ -228,7 +254,10 @@ def round_of_calls(num_sequences: int) -> list[str]:
     return log.names
 
 
-def test_a_round_makes_the_same_torch_calls_for_any_number_of_sequences_and_reads_nothing_back() -> None:
-    one, many = round_of_calls(1), round_of_calls(16)
+@pytest.mark.parametrize("measure", ["margin", "max_probability", "entropy"])
+def test_a_round_makes_the_same_torch_calls_for_any_number_of_sequences_and_reads_nothing_back(
+    measure: Measure,
+) -> None:
+    one, many = round_of_calls(1, measure), round_of_calls(16, measure)
     assert one == many
     assert not {"_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal"} & set(many)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import functools
 import random
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
 from oracles import tiny
 from oracles.days import SEED, by_day
 from oracles.group import GroupOfWorkers
 from oracles.group_driver import GroupDriver
+from torch import Tensor
 
 from parallel.mesh import ONE_RANK, Mesh
+from workers.draft.confidence import Measure
+from workers.plan import IDENTITY, NUM_TEMPERATURE_CLASSES, Calibration
 
 TWO_RANKS = {"tp2": Mesh(tp=2), "tp2_ep2": Mesh(tp=2, ep=2), "dp2_ep2": Mesh(dp=2, ep=2), "dp2": Mesh(dp=2)}
 FOUR_RANKS = Mesh(tp=2, dp=2, ep=4)
@@ -129,6 +136,8 @@ def test_busy_prefilling_and_idle_ranks_keep_step(load: Callable[[Mesh, str], Gr
             feed=gamma > 0 or rng.random() < 0.3,
             chunks={live.slot: rng.randint(1, 20) for part in members for live in part},
             budgets=[rng.choice((0, 1, 3, 10**6)) for _ in members],
+            forced=rng.choice((0, 0, 1)),
+            floor=rng.choice((0.0, 0.3)),
             slack=rng.randint(0, 3),
         )
         joined |= {tally.group for report in driver.group.reports for tally in report.collectives if tally.count}
@@ -165,6 +174,79 @@ def test_standard_drafts_stand_and_fall_on_every_layout(load: Callable[[Mesh, st
             for worker in driver.group.workers:
                 worker._last_step = 9_000
         assert outs[0] == outs[1]
+
+
+CELLS = NUM_TEMPERATURE_CLASSES * 8
+CALIBRATION = Calibration(version=5, slopes=(0.7,) * CELLS, offsets=tuple(i / CELLS for i in range(CELLS)))
+
+
+def peers_hold_the_same(group: GroupOfWorkers) -> Tensor:
+    """Scores and confidences of all slots, after a look that the ranks which share them hold them bit for bit."""
+    held = [torch.stack([w.rank.pools.score, w.rank.pools.confidence]).view(torch.int32) for w in group.workers]
+    for rank, bits in enumerate(held):
+        assert torch.equal(bits, held[group.mesh.tp_ranks(rank)[0]]), f"rank {rank} differs from its leader"
+    return held[0]
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_ranks_that_share_sequences_hold_the_same_scores_bit_for_bit(
+    load: Callable[[Mesh, str], GroupOfWorkers], kind: str
+) -> None:
+    """The driver holds the leader's admissions against `admit`, the digests the other rank's against the leader's."""
+    driver = GroupDriver(load(TWO_RANKS["tp2"], "default"), seed=4)
+    add_sequences(driver, 3, **FIELDS[kind])
+    seen, partly = set(), False
+    for step in range(8):
+        result = driver.step(gamma=3, budgets=[4], floor=0.2, calibration=CALIBRATION if step % 2 else IDENTITY)
+        seen |= set(peers_hold_the_same(driver.group).flatten().tolist())
+        partly |= 0 < sum(result.batches[0].num_admitted) < sum(map(len, result.batches[0].drafted))
+        assert all(len(report.digests) == len(result.batches[0].emitted) for report in driver.group.reports)
+    assert len(seen) > 20
+    assert partly, "inconclusive: all drafts were admitted, or none"
+    finish(driver)
+
+
+def test_ranks_that_admit_differently_are_found(load: Callable[[Mesh, str], GroupOfWorkers]) -> None:
+    """By one draft that falls anyhow, so that both hold the same tokens after the step."""
+    driver = GroupDriver(load(TWO_RANKS["tp2"], "default"), seed=5)
+    add_sequences(driver, 1)
+    (live,) = driver.live
+    while not live.waiting:
+        driver.step(gamma=1)
+    for worker in driver.group.workers:
+        log, at = worker.rank.pools.token_log[live.slot], len(live.prompt) + len(live.out)
+        log[at] = (log[at] + 1) % 100
+    driver.group.workers[1].rank.pools.confidence[live.slot] = 0.0
+    driver.group.workers[0].rank.pools.confidence[live.slot] = 0.5
+    with pytest.raises(AssertionError, match=r"ranks .* hold different tokens"):
+        driver.step(gamma=1, floor=0.25)
+    leader, follower = driver.group.reports
+    assert leader.batch is not None
+    assert (leader.batch.num_admitted, leader.batch.num_accepted) == ((1,), (0,))
+    committed = [int(worker.rank.pools.committed_len[live.slot]) for worker in driver.group.workers]
+    assert committed[0] == committed[1]
+    assert leader.digests != follower.digests
+
+
+def scores_of_first_drafts(path: Path, mesh: Mesh, confidence: str) -> list[list[float]]:
+    group = GroupOfWorkers.load(mesh, path, max_model_len=96, confidence=confidence)
+    driver = GroupDriver(group)
+    add_sequences(driver, 3)
+    driver.step(gamma=3)
+    scores = driver.step(gamma=3).batches[0].scores
+    peers_hold_the_same(group)
+    group.close()
+    return [list(row) for row in scores]
+
+
+@pytest.mark.parametrize("measure", get_args(Measure))
+def test_two_ranks_score_as_one_does(checkpoint: Path, tmp_path: Path, measure: str) -> None:
+    shutil.copytree(checkpoint, tmp_path / "head")
+    tiny.add_confidence_head(tmp_path / "head")
+    alone, pair = (scores_of_first_drafts(tmp_path / "head", mesh, measure) for mesh in (ONE_RANK, TWO_RANKS["tp2"]))
+    assert [len(row) for row in alone] == [3, 3, 3]
+    for one, two in zip(alone, pair, strict=True):
+        assert two == pytest.approx(one, rel=1e-3, abs=1e-3)
 
 
 def test_margins_come_from_all_columns(load: Callable[[Mesh, str], GroupOfWorkers]) -> None:

@@ -80,11 +80,15 @@ def test_policy_chunks_budgets_and_company_change_no_token(worker: Worker) -> No
             chunks = {live.slot: rng.randint(1, 20) for live in members}
             gamma = rng.choice(GAMMAS)
             budget = rng.choice((0, 1, 3, 7, 10**6))
+            for live in members:
+                live.cap = rng.choice((0, 2, 8, 8))
             driver.step(
                 members,
                 gamma=gamma,
                 chunks=chunks,
                 budget=budget,
+                forced=rng.choice((0, 0, 1, 3)),
+                floor=rng.choice((0.0, 0.0, 0.3)),
                 feed=gamma > 0 or rng.random() < 0.5,
                 slack=rng.choice((0, 9)),
             )
@@ -255,13 +259,13 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def decode_calls(worker: Worker, count: int, gamma: int, fields: dict[str, object]) -> Calls:
+def decode_calls(worker: Worker, count: int, gamma: int, fields: dict[str, object], **how: object) -> Calls:
     driver = Driver(worker)
     for i in range(count):
         driver.add([3 + i, 4, 5], 60, seed=i, **fields)  # type: ignore[arg-type]
     for _ in range(3):
         driver.step(gamma=gamma)
-    plan = driver.plan(driver.live, gamma=gamma)
+    plan = driver.plan(driver.live, gamma=gamma, **how)  # type: ignore[arg-type]
     with Calls() as calls:
         worker.execute(plan)
     return calls
@@ -279,6 +283,16 @@ def test_calls_do_not_grow_with_the_batch_and_nothing_reads_the_device(gamma: in
     assert many.count < 1.1 * one.count, (one.count, many.count)
     assert many.synchronising == one.synchronising == []
     assert many.uploads == one.uploads == 1, "host numbers reach the device in one staged copy"
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0, "coupled": False}], ids=["greedy", "standard"])
+def test_admission_of_some_reads_the_device_no_more_than_that_of_all(fields: dict[str, object]) -> None:
+    worker = load_worker(max_running=16)
+    how: dict[str, object] = {"budget": 2, "forced": 1, "floor": 0.1}
+    one, many = (decode_calls(worker, count, 3, fields, **how) for count in (1, 16))
+    assert many.count < 1.1 * one.count, (one.count, many.count)
+    assert many.synchronising == one.synchronising == []
+    assert many.uploads == one.uploads == 1
 
 
 def test_mixed_prefill_and_decode_share_a_step(worker: Worker) -> None:

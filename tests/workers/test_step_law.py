@@ -84,7 +84,13 @@ def sample(count: int, budgets: Sequence[int]) -> list[Stream]:
             else:
                 ours.append(driver.add(PROMPT, DEPTH, temperature=1.0, seed=seed, coupled=False, **CUTS))
         members = rng.sample(driver.live, rng.randint((len(driver.live) + 1) // 2, len(driver.live)))
-        driver.step(members, gamma=rng.choice(GAMMAS), budget=rng.choice(budgets))
+        driver.step(
+            members,
+            gamma=rng.choice(GAMMAS),
+            budget=rng.choice(budgets),
+            forced=rng.choice((0, 0, 1)),
+            floor=rng.choice((0.0, 0.0, 0.4)),
+        )
         for live in members:
             if live.finished:
                 driver.remove(live)
@@ -122,23 +128,25 @@ def test_no_key_is_used_twice() -> None:
 
 
 def test_confidence_is_fixed_before_its_draft_is_drawn() -> None:
-    """Requests that agree up to a draft have one confidence in it, whichever token each then draws."""
+    """Requests that agree up to a draft have one score and one confidence in it, whichever token each then draws."""
     gamma = 2
     driver = Driver(worker(), seed=4)
     lives = [driver.add(PROMPT, 4, temperature=1.0, seed=seed, coupled=False, **CUTS) for seed in range(1, 1 + SLOTS)]
     driver.step(gamma=gamma)
     pools = worker().rank.pools
     drawn: dict[Stream, set[int]] = {}
-    confidences: dict[Stream, list[float]] = {}
+    confidences: dict[Stream, list[tuple[float, float]]] = {}
     for live in lives:
         first = len(PROMPT)
         tokens = pools.token_log[live.slot, first : first + 1 + gamma].tolist()
         for j in range(gamma):
             before = tuple(tokens[: 1 + j])
             drawn.setdefault(before, set()).add(tokens[1 + j])
-            confidences.setdefault(before, []).append(float(pools.confidence[live.slot, j]))
+            sure = float(pools.score[live.slot, j]), float(pools.confidence[live.slot, j])
+            confidences.setdefault(before, []).append(sure)
     for before, values in confidences.items():
-        assert values == pytest.approx([values[0]] * len(values), rel=1e-4), before
+        for value in values:
+            assert value == pytest.approx(values[0], rel=1e-4, abs=1e-5), before
     assert {len(before) for before, tokens in drawn.items() if len(tokens) > 1} == {1, 2}, "inconclusive: no two differ"
 
 

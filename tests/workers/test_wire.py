@@ -15,6 +15,7 @@ from workers import wire
 from workers.plan import (
     BatchPlan,
     BatchResult,
+    Calibration,
     CollectiveCount,
     CollectiveFailed,
     LoadError,
@@ -32,6 +33,7 @@ u64 = st.integers(0, 2**64 - 1)
 unit = st.floats(0, 1, width=32)
 seconds = st.floats(0, 1e6)
 logit_gaps = st.floats(0, width=32)
+reals = st.floats(-30, 30, width=32)
 
 
 def rows(elements: st.SearchStrategy, n: int) -> st.SearchStrategy:
@@ -63,19 +65,25 @@ new_sequences = st.builds(
 @st.composite
 def batch_plans(draw: st.DrawFn) -> BatchPlan:
     n = draw(st.integers(0, 4))
+    num_drafts = draw(rows(st.integers(0, 8), n))
     return BatchPlan(
         admitted=draw(st.lists(new_sequences, max_size=2).map(tuple)),
         released_slots=draw(tokens(3)),
         slots=draw(rows(u32, n)),
         epochs=draw(rows(u64, n)),
         num_known=draw(rows(u32, n)),
-        num_drafts=draw(rows(st.integers(0, 8), n)),
+        num_drafts=num_drafts,
+        num_forced=draw(st.just(()) | st.tuples(*[st.integers(0, count) for count in num_drafts])),
         samples=draw(rows(st.booleans(), n)),
         max_committed=draw(rows(u32, n)),
         num_unfed=draw(rows(u32, n)),
         verify_budget=draw(u32),
     )
 
+
+calibrations = st.integers(0, 3).flatmap(
+    lambda count: st.builds(Calibration, version=u64, slopes=rows(reals, count), offsets=rows(reals, count))
+)
 
 plans = st.builds(
     StepPlan,
@@ -85,6 +93,8 @@ plans = st.builds(
     gamma=st.integers(0, 8),
     feed_drafter=st.booleans(),
     report_margins=st.booleans(),
+    calibration=calibrations,
+    min_survival=unit,
 )
 
 timings = st.builds(StepTimings, **{**dict.fromkeys(StepTimings.__slots__, seconds), "expert_rows": u64})
@@ -101,12 +111,16 @@ def answers(draw: st.DrawFn) -> tuple[RankReport, StepPlan, Mesh, int]:
     batch = plan.batches[mesh.dp_rank(rank)]
     n = len(batch.slots)
     emitted = draw(rows(tokens(9), n))
+    admitted = tuple(draw(st.integers(0, count)) for count in batch.num_drafts)
+    accepted = tuple(draw(st.integers(0, count)) for count in admitted)
     result = BatchResult(
         emitted=emitted,
         drafted=tuple(draw(rows(u32, d)) for d in batch.num_drafts),
-        num_admitted=draw(rows(u32, n)),
-        num_accepted=draw(rows(u32, n)),
+        num_admitted=admitted,
+        num_accepted=accepted,
         margins=tuple(draw(rows(logit_gaps, len(run))) for run in emitted) if plan.report_margins else (),
+        scores=tuple(draw(rows(reals, d)) for d in batch.num_drafts),
+        acceptance=tuple(draw(rows(unit, min(a + 1, d))) for a, d in zip(accepted, admitted, strict=True)),
     )
     report = RankReport(
         step_id=plan.step_id,
@@ -146,7 +160,14 @@ ONE_BATCH = BatchPlan(
     slots=(1,), epochs=(1,), num_known=(1,), num_drafts=(2,), samples=(True,), max_committed=(5,), num_unfed=(0,)
 )
 ONE_ROW = StepPlan(step_id=1, epoch=1, batches=(ONE_BATCH,))
-ITS_RESULT = BatchResult(emitted=((7, 8),), drafted=((7, 9),), num_admitted=(2,), num_accepted=(1,))
+ITS_RESULT = BatchResult(
+    emitted=((7, 8),),
+    drafted=((7, 9),),
+    num_admitted=(2,),
+    num_accepted=(1,),
+    scores=((0.5, -2.0),),
+    acceptance=((1.0, 0.25),),
+)
 ITS_REPORT = RankReport(step_id=1, epoch=1, batch=ITS_RESULT, digests=(5,))
 
 
@@ -215,7 +236,34 @@ def test_a_result_with_a_margin_too_many_is_refused_on_arrival(asked: bool) -> N
         wire.report_from_wire(message, plan, ONE_RANK, 0)
 
 
-@pytest.mark.parametrize("column", ["emitted", "drafted", "num_emitted", "num_admitted"])
+@pytest.mark.parametrize("scores", [(), ((0.5,),), ((0.5, 0.5, 0.5),), ((0.5, 0.5), ())])
+def test_scores_that_do_not_match_the_waiting_drafts_do_not_leave_the_worker(
+    scores: tuple[tuple[float, ...], ...],
+) -> None:
+    with pytest.raises(ValueError, match="scores do not fit"):
+        to_wire(scores=scores)
+
+
+@pytest.mark.parametrize(
+    ("admitted", "accepted", "reached"), [(0, 0, 0), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 2), (2, 2, 2)]
+)
+def test_acceptance_is_told_of_reached_positions_only(admitted: int, accepted: int, reached: int) -> None:
+    counts = {"num_admitted": (admitted,), "num_accepted": (accepted,)}
+    to_wire(**counts, acceptance=((0.5,) * reached,))
+    for wrong in {0, 1, 2, 3} - {reached}:
+        with pytest.raises(ValueError, match="positions reached"):
+            to_wire(**counts, acceptance=((0.5,) * wrong,))
+
+
+@pytest.mark.parametrize(("column", "text"), [("scores", "3 scores for 2 drafts"), ("acceptance", "3 acceptance .* 2")])
+def test_a_result_with_a_number_too_many_is_refused_on_arrival(column: str, text: str) -> None:
+    message = to_wire()
+    getattr(message.batch, column).append(0.5)
+    with pytest.raises(ValueError, match=text):
+        wire.report_from_wire(message, ONE_ROW, ONE_RANK, 0)
+
+
+@pytest.mark.parametrize("column", ["emitted", "drafted", "num_emitted", "num_admitted", "num_accepted"])
 def test_a_damaged_result_is_refused_on_arrival(column: str) -> None:
     message = to_wire()
     getattr(message.batch, column).append(3)

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 from parallel.collectives import Group
+from parallel.vocabulary import Best, best_of
 from state.pools import DevicePools
 from workers.batch import Batch, build_batch, lay_out, stage_layout
-from workers.draft.admit import confidence
+from workers.draft.confidence import Calibrator, Scorer
 from workers.draft.proposer import DraftCounts, Observation, Proposal
 from workers.models.qwen3_next import Qwen3Next
 from workers.ops.base import Ops
 from workers.passes import drafter_pass
+from workers.plan import NewSequence
 from workers.rows import pad_rows
 from workers.sampling.processors import target_law
 from workers.sampling.registers import SamplingRegisters
@@ -37,15 +39,26 @@ class MtpProposer:
     """See the module. Drafts are drawn from the law that a request's sampling parameters make of the head's logits."""
 
     def __init__(
-        self, model: Qwen3Next, pools: DevicePools, registers: SamplingRegisters, ops: Ops, tp: Group, gamma_max: int
+        self,
+        model: Qwen3Next,
+        pools: DevicePools,
+        registers: SamplingRegisters,
+        ops: Ops,
+        tp: Group,
+        gamma_max: int,
+        scorer: Scorer,
     ) -> None:
         assert model.drafter is not None
         self.gamma_max = gamma_max
+        self._scorer, self._calibrator = scorer, Calibrator(gamma_max, pools.device)
         self._model = model
         self._pools, self._registers, self._ops, self._tp = pools, registers, ops, tp
         self._fed: tuple[Batch, Tensor, Tensor] | None = None
         self._verified = [0] * gamma_max
         self._accepted = [0] * gamma_max
+
+    def begin(self, sequences: Sequence[NewSequence]) -> None:
+        """The head needs to know nothing of a request before its first tokens."""
 
     def observe(self, observation: Observation, *, feed: bool) -> None:
         self._fed = None
@@ -99,33 +112,45 @@ class MtpProposer:
         return drafter_pass(self._model, self._ops, self._pools, batch, hidden_ND).for_draft
 
     def _draw(self, proposal: Proposal, step: int, slots_S: Tensor, known_S: Tensor, hidden_SD: Tensor) -> None:
-        """Draft number `step` of each sequence: law, confidence (before the draw) and token go to their registers.
+        """Draft number `step` of each sequence: law, score and confidence (before the draw) and token go to their
+        registers.
 
         The leader of the ranks that share the sequences draws; the others are told, bit for bit."""
         if not proposal.slots:
             return
         pools = self._pools
+        found = self._draft(proposal, step, slots_S, known_S, hidden_SD)
+        drawn_S3 = torch.empty(len(proposal.slots), 3, dtype=torch.int64, device=pools.device)
+        if found is not None:
+            drafts_S, score_S = found
+            class_S = self._registers.temperature_class.index_select(0, slots_S)
+            confidence_S = self._calibrator.confidence(score_S, class_S, step, proposal.calibration)
+            bits_S2 = torch.stack([score_S, confidence_S], 1).view(torch.int32)
+            drawn_S3 = torch.cat([drafts_S[:, None], bits_S2.to(torch.int64)], 1)
+        drawn_S3 = self._tp.broadcast(drawn_S3)
+        for register, bits_S in zip((pools.score, pools.confidence), drawn_S3[:, 1:].unbind(1), strict=True):
+            register[:, step].index_copy_(0, slots_S, bits_S.to(torch.int32).view(torch.float32))
+        pools.log_tokens(slots_S, known_S + 1 + step, drawn_S3[:, 0])
+
+    def _draft(
+        self, proposal: Proposal, step: int, slots_S: Tensor, known_S: Tensor, hidden_SD: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Drafts int64 [S] and their scores float32 [S], on the leader; None elsewhere."""
         logits_RP = self._model.logits(pad_rows(hidden_SD, self._ops.row_multiple))
-        drawn = self._choose(proposal, step, slots_S, known_S, logits_RP)
-        drawn_S2 = torch.empty(len(proposal.slots), 2, dtype=torch.int64, device=pools.device)
-        if drawn is not None:
-            drafts_S, confidence_S = drawn
-            drawn_S2 = torch.stack([drafts_S, confidence_S.view(torch.int32).to(torch.int64)], 1)
-        drafts_S, bits_S = self._tp.broadcast(drawn_S2).unbind(1)
-        pools.confidence[:, step].index_copy_(0, slots_S, bits_S.to(torch.int32).view(torch.float32))
-        pools.log_tokens(slots_S, known_S + 1 + step, drafts_S)
+        chosen = self._choose(proposal, step, slots_S, known_S, logits_RP)
+        if chosen is None:
+            return None
+        drafts_S, best = chosen
+        return drafts_S, self._scorer.score(best, hidden_SD)
 
     def _choose(
         self, proposal: Proposal, step: int, slots_S: Tensor, known_S: Tensor, logits_RP: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """Drafts int64 [S] and confidences float32 [S], on the leader; None elsewhere."""
+    ) -> tuple[Tensor, Best] | None:
+        """Drafts int64 [S], and what their scores are made of, on the leader; None elsewhere."""
         pools, modes, count = self._pools, proposal.modes, len(proposal.slots)
         if not modes.any_sampled:
-            best = self._model.vocabulary.best(logits_RP[:count], with_mass=True)
-            if best is None:
-                return None
-            assert best.log_mass_R is not None
-            return best.id_R, confidence(best.top_R, best.log_mass_R)
+            best = self._model.vocabulary.best(logits_RP[:count], **self._scorer.needs)
+            return None if best is None else (best.id_R, best)
         logits_RV = self._model.vocabulary.gather(logits_RP)
         if logits_RV is None:
             return None
@@ -143,7 +168,7 @@ class MtpProposer:
         )
         if modes.any_standard:
             pools.draft_law[:, step].index_copy_(0, slots_S, law_RV[:count])
-        return drafts_R[:count], confidence(logits_RV.amax(-1), logits_RV.logsumexp(-1))[:count]
+        return drafts_R[:count], best_of(logits_RV[:count], **self._scorer.needs)
 
     def _stow(self, observation: Observation) -> None:
         """Hidden states of the last committed rows go to the window; what falls out of it becomes a gap."""

@@ -1,7 +1,8 @@
-"""What a drafter is to a step: three verbs. Knows no model.
+"""What a drafter is to a step: four verbs. Knows no model.
 
+    begin(...)        sequences take their slots
     observe(...)      the target committed rows; their hidden states are seen once, now
-    propose(...)      draws gamma drafts per sequence into the token log, with their laws and confidences
+    propose(...)      draws gamma drafts per sequence into the token log, with their laws, scores and confidences
     accept(...)       verification's outcome, for the proposer's own counts
 
 A proposer may own weights, a cache group (its layers appear in the state layout) and a vocabulary map. Nothing it does
@@ -18,6 +19,7 @@ from typing import Protocol
 from torch import Tensor
 
 from workers.batch import Batch, Layout
+from workers.plan import Calibration, NewSequence
 from workers.sampling.registers import Modes
 
 
@@ -39,12 +41,13 @@ class Observation:
 class Proposal:
     """Where to draft. columns_S: sequences of the observed batch that draft; slots: theirs, host values.
     chain: layout of one row for each of them, with its order and base on the device. step_id keys the noise of standard
-    drafts."""
+    drafts. calibration: of their confidences."""
 
     slots: Sequence[int]
     modes: Modes
     gamma: int
     step_id: int
+    calibration: Calibration
     chain: Layout
     columns_S: Tensor
     chain_order_S: Tensor
@@ -61,6 +64,10 @@ class DraftCounts:
 
 class Proposer(Protocol):
     gamma_max: int
+
+    def begin(self, sequences: Sequence[NewSequence]) -> None:
+        """Before the first observation of these sequences; whoever held their slots has left."""
+        ...
 
     def observe(self, observation: Observation, *, feed: bool) -> None:
         """feed: run the drafter over the rows. Otherwise their hidden states wait in the window."""

@@ -7,6 +7,7 @@ model.safetensors.index.json, model-00001-of-00002.safetensors, ...        shard
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +80,9 @@ class Checkpoint:
         read_config(path)  # A wrong directory or model type is reported before its files are.
         with contextlib.ExitStack() as stack:
             files = _open_files(path, stack)
-            has_mtp = any(key.startswith(MTP_PREFIX) for file in files.values() for key in file.keys())  # noqa: SIM118
-            config = read_config(path, has_mtp_tensors=has_mtp)
-            if config.num_mtp_layers and not has_mtp:
+            names = {key for file in files.values() for key in file.keys()}  # noqa: SIM118
+            config = read_config(path, names)
+            if config.num_mtp_layers and not any(name.startswith(MTP_PREFIX) for name in names):
                 raise LoadError(
                     f"{path / 'config.json'}: num_nextn_predict_layers is {config.num_mtp_layers}, but the files "
                     f"hold no tensor {MTP_PREFIX}*; set it to 0 to serve without MTP drafts"
@@ -91,6 +92,14 @@ class Checkpoint:
     def stored(self, name: str) -> StoredTensor:
         """The tensor `name` on disk. What indexing it returns aliases the mapped file until it is copied."""
         return self._files[self.tensors[name].file].get_slice(name)
+
+    def identity(self) -> str:
+        """SHA-256, in hex, of config.json and of all tensors' names, shapes and element types; no weight is read. It
+        tells models of different make apart, not two trainings of one."""
+        digest = hashlib.sha256((self.path / "config.json").read_bytes())
+        for name, info in sorted(self.tensors.items()):
+            digest.update(f"\n{name} {list(info.shape)} {info.stored}".encode())
+        return digest.hexdigest()
 
     def close(self) -> None:
         self._closing.close()

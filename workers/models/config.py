@@ -5,6 +5,7 @@ A field that would change the arithmetic in a way that is not served is refused 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,6 +17,10 @@ SERVED_MODEL_TYPES = ("qwen3_next",)
 
 MTP_PREFIX = "mtp."
 """Published tensors of the multi-token-prediction module; left on disk where nothing drafts."""
+
+CONFIDENCE_WEIGHT = "mtp.confidence_head.proj.weight"
+CONFIDENCE_BIAS = "mtp.confidence_head.proj.bias"
+"""Optional: a head that tells how likely the next draft is to stand, and its bias."""
 
 LayerType = Literal["linear_attention", "full_attention"]
 
@@ -44,6 +49,7 @@ class Qwen3NextConfig:
     tied: the output head is the embedding table.
     dtype: of the published weights: "float32", "bfloat16" or "float16".
     num_mtp_layers: 1 with a multi-token-prediction module, else 0.
+    has_confidence_head, has_confidence_bias: what the files hold beside that module; config.json does not say.
     eos_token_ids: of generation_config.json, else of config.json; may be empty, distinct, at most MAX_EOS_IDS.
     """
 
@@ -74,6 +80,8 @@ class Qwen3NextConfig:
     context_length: int
     dtype: str
     num_mtp_layers: int
+    has_confidence_head: bool
+    has_confidence_bias: bool
     eos_token_ids: tuple[int, ...]
     generation: GenerationDefaults
 
@@ -88,10 +96,10 @@ class Qwen3NextConfig:
         return 2 * self.lin_key_heads * self.lin_key_dim + self.lin_value_heads * self.lin_value_dim
 
 
-def read_config(path: Path, *, has_mtp_tensors: bool = False) -> Qwen3NextConfig:
+def read_config(path: Path, tensors: Collection[str] = ()) -> Qwen3NextConfig:
     """The configuration of the checkpoint in directory `path`.
 
-    has_mtp_tensors: whether the files hold an MTP module; decides where config.json does not say.
+    tensors: names of those that the files hold; they decide on the MTP module where config.json does not say.
     Raises LoadError, naming the field and the remedy, for what is missing, malformed or not served.
     """
     fields = Fields(path / "config.json", read_json(path / "config.json"))
@@ -106,6 +114,7 @@ def read_config(path: Path, *, has_mtp_tensors: bool = False) -> Qwen3NextConfig
     num_experts = fields.integer("num_experts")
     dense_layers = _dense_layers(fields, num_layers)
     rope_theta, rotary_dim = _rotary(fields, head_dim)
+    has_mtp_tensors = any(name.startswith(MTP_PREFIX) for name in tensors)
     num_mtp_layers = fields.integer("num_nextn_predict_layers", int(has_mtp_tensors), minimum=0)
     if num_mtp_layers > 1:
         raise fields.error("num_nextn_predict_layers", "at most one MTP layer is served")
@@ -137,6 +146,8 @@ def read_config(path: Path, *, has_mtp_tensors: bool = False) -> Qwen3NextConfig
         context_length=fields.integer("max_position_embeddings"),
         dtype=_dtype(fields),
         num_mtp_layers=num_mtp_layers,
+        has_confidence_head=CONFIDENCE_WEIGHT in tensors,
+        has_confidence_bias=CONFIDENCE_BIAS in tensors,
         eos_token_ids=_eos_token_ids(generation, vocab_size) or _eos_token_ids(fields, vocab_size),
         generation=GenerationDefaults(
             temperature=generation.maybe_number("temperature"),

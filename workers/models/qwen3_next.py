@@ -119,6 +119,8 @@ class MtpModule:
         self._hidden_norm = RmsNorm(weights["mtp.hidden_norm.weight"], config.rms_norm_eps)
         self._norm = RmsNorm(weights["mtp.norm.weight"], config.rms_norm_eps)
         self._fc = weights["mtp.fc.weight"]
+        self._confidence_weight = weights.get("mtp.confidence.weight")
+        self._confidence_bias = weights.get("mtp.confidence.bias")
         self.layer = DecoderLayer(
             config,
             weights,
@@ -138,3 +140,14 @@ class MtpModule:
         x_ND = self.layer(self._ops.linear(torch.cat(pair, -1), self._fc), ctx)
         hidden = self._norm(x_ND)
         return Hidden(for_logits=hidden, for_draft=hidden)
+
+    def confidence(self, hidden_RD: Tensor) -> Tensor:
+        """Log-odds that the draft drawn from these hidden states stands, float32 [R]; where there is a head.
+
+        hidden_RD: as `forward` yields them, after the final norm. Published heads differ in that, and in whether they
+        have a bias: one that was trained on the state before the norm would be wrong here without any error.
+        """
+        assert self._confidence_weight is not None
+        # Row by row in float32, whatever the activations are: one column is no product worth a kernel.
+        logit_R = (hidden_RD.float() * self._confidence_weight.float()).sum(-1)
+        return logit_R if self._confidence_bias is None else logit_R + self._confidence_bias.float()

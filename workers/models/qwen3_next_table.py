@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from parallel import slices
 from parallel.slices import WHOLE, Shard, Span
-from workers.models.config import Qwen3NextConfig
+from workers.models.config import CONFIDENCE_BIAS, CONFIDENCE_WEIGHT, Qwen3NextConfig
 from workers.models.rules import Piece, TensorRule, box, table_shapes
 
 
@@ -50,13 +50,18 @@ def parameter_shapes(
 
 
 def _mtp(config: Qwen3NextConfig, shard: Shard, expert_shard: Shard | None) -> Iterator[TensorRule]:
-    """The MTP module: [embedding ; hidden] → fc → one block of full attention and experts → norm."""
+    """The MTP module: [embedding ; hidden] → fc → one block of full attention and experts → norm, and a confidence head
+    on the normed hidden state where the checkpoint has one."""
     hidden = config.hidden_size
     yield _copy("mtp.pre_fc_norm_embedding.weight", "mtp.embed_norm.weight", hidden)
     yield _copy("mtp.pre_fc_norm_hidden.weight", "mtp.hidden_norm.weight", hidden)
     yield _copy("mtp.fc.weight", "mtp.fc.weight", hidden, 2 * hidden)
     yield from _layer("mtp.layers.0.", "mtp.layer.", config, "full_attention", False, shard, expert_shard)
     yield _copy("mtp.norm.weight", "mtp.norm.weight", hidden)
+    if config.has_confidence_head:
+        yield _copy(CONFIDENCE_WEIGHT, "mtp.confidence.weight", 1, hidden)
+        if config.has_confidence_bias:
+            yield _copy(CONFIDENCE_BIAS, "mtp.confidence.bias", 1)
 
 
 def _layer(

@@ -41,6 +41,8 @@ class Purpose(IntEnum):
     TARGET: the noise of an output position that target and draft share in coupled mode; carries no step.
     DRAFT: drawing the draft of an output position in standard mode.
     ACCEPT: letting that draft stand or fall.
+    ORACLE_CONFIDENCE, ORACLE_COIN: for measurements, how likely a draft is to stand, and whether it does
+        (`workers/draft/oracle.py`).
     DRAW: the one token that ends a round, replacement or bonus, keyed by the round's first output position. A round
         makes exactly one such draw.
     """
@@ -49,6 +51,8 @@ class Purpose(IntEnum):
     DRAFT = 1
     ACCEPT = 2
     DRAW = 3
+    ORACLE_CONFIDENCE = 4
+    ORACLE_COIN = 5
 
 
 class KeyUse(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.plan import NewSequence
+from workers.plan import NewSequence, temperature_class
 from workers.sampling.processors import RowParams
 from workers.sampling.randomness import signed_seed
 from workers.sampling.verify import NO_TOKEN
@@ -28,11 +28,13 @@ class SamplingRegisters:
     """One row per slot (row 0: the null slot). `max_stop_ids` is the width of the stop table.
 
     seed: int64, the bits of the uint64 seed. coupled: verification of sampled requests. uid orders ties in admission.
+    temperature_class: int64, in which the scores of its drafts are calibrated.
     """
 
     def __init__(self, num_slots: int, max_stop_ids: int, device: torch.device) -> None:
         rows = num_slots + 1
         self.temperature = torch.zeros(rows, device=device)
+        self.temperature_class = torch.zeros(rows, dtype=torch.int64, device=device)
         self.top_k = torch.zeros(rows, dtype=torch.int64, device=device)
         self.top_p = torch.ones(rows, device=device)
         self.min_p = torch.zeros(rows, device=device)
@@ -55,6 +57,7 @@ class SamplingRegisters:
             register.index_copy_(0, index, torch.tensor(values, dtype=register.dtype).to(device))
 
         put(self.temperature, [s.temperature for s in sequences])
+        put(self.temperature_class, [temperature_class(s.temperature) for s in sequences])
         put(self.top_k, [s.top_k for s in sequences])
         put(self.top_p, [s.top_p for s in sequences])
         put(self.min_p, [s.min_p for s in sequences])

@@ -33,10 +33,13 @@ class Verdict:
 
     tokens_BW: int64; num_accepted accepted drafts, the replacement or bonus, then NO_TOKEN.
     num_accepted_B: int64.
+    acceptance_BG: with which probability a draft stands at each position, given those before it; it counts up to and
+        including the first draft that fell. float64; int64, in units of the laws' mass, where these are integers.
     """
 
     tokens_BW: Tensor
     num_accepted_B: Tensor
+    acceptance_BG: Tensor
 
     @property
     def num_emitted_B(self) -> Tensor:
@@ -79,6 +82,8 @@ def verify_standard(
     Only products, differences, cumulative sums and comparisons are used, so the same function runs on integers, where
     the law over all integer uniforms is exact. Floats are widened to float64, integers to int64.
 
+    A draft that is yet to be drawn from q stands with probability Σ min(p, q), which is its acceptance.
+
     p_BWV, q_BGV: float or int; every row of either sums to one total. drafts_BG: int64, drawn from q; entries at and
         beyond num_drafts are ignored and may hold any number, as may the rows of q and of u_accept.
     u_accept_BG, u_draw_B: uniforms in [0, scale), float64 or int64.
@@ -102,16 +107,20 @@ def verify_standard(
         # A draft falls only where q > p, so some residual is positive elsewhere unless rounding of the laws took it.
         residual_BV = torch.where(residual_BV.sum(dim=-1, keepdim=True) > 0, residual_BV, p_BV)
     drawn_B = _inverse_cdf(residual_BV, u_draw_B, scale)
-    return _verdict(drafts_BG, num_accepted_B, drawn_B)
+    return _verdict(drafts_BG, num_accepted_B, drawn_B, _overlap(p_BWV, q_BGV, wide))
 
 
 def verify_coupled(y_BW: Tensor, drafts_BG: Tensor, num_drafts_B: Tensor) -> Verdict:
     """A draft stands iff it is the token the target itself takes there; for greedy and for coupled sequences.
 
+    Its acceptance is 1 or 0: a greedy law is a point mass, and shared noise leaves nothing to chance.
+
     y_BW: int64, the target's own token of each row. drafts_BG, num_drafts_B: as in `verify_standard`.
     """
-    num_accepted_B = _leading(drafts_BG == y_BW[:, :-1], num_drafts_B)
-    return _verdict(drafts_BG, num_accepted_B, y_BW.gather(1, num_accepted_B.unsqueeze(1)).squeeze(1))
+    stands_BG = drafts_BG == y_BW[:, :-1]
+    num_accepted_B = _leading(stands_BG, num_drafts_B)
+    last_B = y_BW.gather(1, num_accepted_B.unsqueeze(1)).squeeze(1)
+    return _verdict(drafts_BG, num_accepted_B, last_B, stands_BG.to(torch.float64))
 
 
 def verify(
@@ -154,6 +163,7 @@ def verify(
     return Verdict(
         tokens_BW=torch.where(is_standard_B.unsqueeze(1), standard.tokens_BW, verdict.tokens_BW),
         num_accepted_B=torch.where(is_standard_B, standard.num_accepted_B, verdict.num_accepted_B),
+        acceptance_BG=torch.where(is_standard_B.unsqueeze(1), standard.acceptance_BG, verdict.acceptance_BG),
     )
 
 
@@ -200,6 +210,15 @@ def _leading(stands_BG: Tensor, num_drafts_B: Tensor) -> Tensor:
     return (stands_BG & drafted_BG).to(torch.int64).cumprod(dim=1).sum(dim=1)
 
 
+def _overlap(p_BWV: Tensor, q_BGV: Tensor, wide: torch.dtype) -> Tensor:
+    """Σ min(p, q) of each draft position, [B, G]. One position after the other: widened all at once, the smaller laws
+    would take more memory than both that they are of."""
+    overlap_BG = torch.empty(q_BGV.shape[:2], dtype=wide, device=p_BWV.device)
+    for j in range(q_BGV.shape[1]):
+        overlap_BG[:, j] = torch.minimum(p_BWV[:, j], q_BGV[:, j]).sum(dim=-1, dtype=wide)
+    return overlap_BG
+
+
 def _inverse_cdf(mass_NV: Tensor, u_N: Tensor, scale: float) -> Tensor:
     """The smallest v with scale · (mass_0 + … + mass_v) > u · total. Exact on integers. Returns int64 [N].
 
@@ -211,14 +230,14 @@ def _inverse_cdf(mass_NV: Tensor, u_N: Tensor, scale: float) -> Tensor:
     return (reached_NV * scale > threshold_N1).to(torch.uint8).argmax(dim=-1)
 
 
-def _verdict(drafts_BG: Tensor, num_accepted_B: Tensor, last_B: Tensor) -> Verdict:
+def _verdict(drafts_BG: Tensor, num_accepted_B: Tensor, last_B: Tensor, acceptance_BG: Tensor) -> Verdict:
     """Lay out accepted drafts, then `last`, then NO_TOKEN."""
     num_accepted_B1 = num_accepted_B.unsqueeze(1)
     drafts_BW = torch.cat([drafts_BG, torch.full_like(num_accepted_B1, NO_TOKEN)], dim=1)
     index_W = torch.arange(drafts_BW.shape[1], device=drafts_BG.device)
     tokens_BW = torch.where(index_W < num_accepted_B1, drafts_BW, NO_TOKEN)
     tokens_BW = torch.where(index_W == num_accepted_B1, last_B.unsqueeze(1), tokens_BW)
-    return Verdict(tokens_BW=tokens_BW, num_accepted_B=num_accepted_B)
+    return Verdict(tokens_BW=tokens_BW, num_accepted_B=num_accepted_B, acceptance_BG=acceptance_BG)
 
 
 def _column(step: int | Tensor) -> int | Tensor:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "priority", "stream", "report_rounds", "lora_adapter")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "priority", "stream", "report_rounds", "lora_adapter", "max_drafts", "oracle")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class GenerateRequest(_message.Message):
     STREAM_FIELD_NUMBER: _ClassVar[int]
     REPORT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     LORA_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    ORACLE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -31,7 +33,17 @@ class GenerateRequest(_message.Message):
     stream: bool
     report_rounds: bool
     lora_adapter: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_types_pb2.Stopping, _Mapping]] = ..., priority: _Optional[int] = ..., stream: _Optional[bool] = ..., report_rounds: _Optional[bool] = ..., lora_adapter: _Optional[str] = ...) -> None: ...
+    max_drafts: int
+    oracle: Oracle
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_types_pb2.Stopping, _Mapping]] = ..., priority: _Optional[int] = ..., stream: _Optional[bool] = ..., report_rounds: _Optional[bool] = ..., lora_adapter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., oracle: _Optional[_Union[Oracle, _Mapping]] = ...) -> None: ...
+
+class Oracle(_message.Message):
+    __slots__ = ("continuation", "acceptance")
+    CONTINUATION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    continuation: _containers.RepeatedScalarFieldContainer[int]
+    acceptance: float
+    def __init__(self, continuation: _Optional[_Iterable[int]] = ..., acceptance: _Optional[float] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -98,7 +110,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "model_type", "vocab_size", "context_length", "eos_token_ids", "dtype", "numerics", "gamma_max", "version", "num_parameters", "dp", "tp", "ep")
+    __slots__ = ("name", "model_type", "vocab_size", "context_length", "eos_token_ids", "dtype", "numerics", "gamma_max", "version", "num_parameters", "dp", "tp", "ep", "drafter")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +124,7 @@ class GetModelResponse(_message.Message):
     DP_FIELD_NUMBER: _ClassVar[int]
     TP_FIELD_NUMBER: _ClassVar[int]
     EP_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     name: str
     model_type: str
     vocab_size: int
@@ -125,7 +138,8 @@ class GetModelResponse(_message.Message):
     dp: int
     tp: int
     ep: int
-    def __init__(self, name: _Optional[str] = ..., model_type: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., numerics: _Optional[str] = ..., gamma_max: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., dp: _Optional[int] = ..., tp: _Optional[int] = ..., ep: _Optional[int] = ...) -> None: ...
+    drafter: str
+    def __init__(self, name: _Optional[str] = ..., model_type: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., numerics: _Optional[str] = ..., gamma_max: _Optional[int] = ..., version: _Optional[str] = ..., num_parameters: _Optional[int] = ..., dp: _Optional[int] = ..., tp: _Optional[int] = ..., ep: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text", "chat")

@@ -9,6 +9,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Objective(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OBJECTIVE_UNSPECIFIED: _ClassVar[Objective]
+    OBJECTIVE_THROUGHPUT: _ClassVar[Objective]
+    OBJECTIVE_GOODPUT: _ClassVar[Objective]
+
+class ProfileState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROFILE_STATE_UNSPECIFIED: _ClassVar[ProfileState]
+    PROFILE_STATE_OK: _ClassVar[ProfileState]
+    PROFILE_STATE_MISSING: _ClassVar[ProfileState]
+    PROFILE_STATE_STALE: _ClassVar[ProfileState]
+    PROFILE_STATE_FOREIGN: _ClassVar[ProfileState]
+
 class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SERVER_STATE_UNSPECIFIED: _ClassVar[ServerState]
@@ -23,6 +37,14 @@ class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STATE_WAITING: _ClassVar[RequestState]
     REQUEST_STATE_PREFILLING: _ClassVar[RequestState]
     REQUEST_STATE_DECODING: _ClassVar[RequestState]
+OBJECTIVE_UNSPECIFIED: Objective
+OBJECTIVE_THROUGHPUT: Objective
+OBJECTIVE_GOODPUT: Objective
+PROFILE_STATE_UNSPECIFIED: ProfileState
+PROFILE_STATE_OK: ProfileState
+PROFILE_STATE_MISSING: ProfileState
+PROFILE_STATE_STALE: ProfileState
+PROFILE_STATE_FOREIGN: ProfileState
 SERVER_STATE_UNSPECIFIED: ServerState
 SERVER_STATE_SERVING: ServerState
 SERVER_STATE_DRAINING: ServerState
@@ -44,8 +66,20 @@ class VerificationPolicy(_message.Message):
         gamma: int
         def __init__(self, gamma: _Optional[int] = ...) -> None: ...
     class Dynamic(_message.Message):
-        __slots__ = ()
-        def __init__(self) -> None: ...
+        __slots__ = ("gamma_min", "gamma_max", "objective", "itl_limit_ms", "min_gain", "min_survival")
+        GAMMA_MIN_FIELD_NUMBER: _ClassVar[int]
+        GAMMA_MAX_FIELD_NUMBER: _ClassVar[int]
+        OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+        ITL_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+        MIN_GAIN_FIELD_NUMBER: _ClassVar[int]
+        MIN_SURVIVAL_FIELD_NUMBER: _ClassVar[int]
+        gamma_min: int
+        gamma_max: int
+        objective: Objective
+        itl_limit_ms: float
+        min_gain: float
+        min_survival: float
+        def __init__(self, gamma_min: _Optional[int] = ..., gamma_max: _Optional[int] = ..., objective: _Optional[_Union[Objective, str]] = ..., itl_limit_ms: _Optional[float] = ..., min_gain: _Optional[float] = ..., min_survival: _Optional[float] = ...) -> None: ...
     OFF_FIELD_NUMBER: _ClassVar[int]
     FIXED_FIELD_NUMBER: _ClassVar[int]
     DYNAMIC_FIELD_NUMBER: _ClassVar[int]
@@ -54,34 +88,168 @@ class VerificationPolicy(_message.Message):
     dynamic: VerificationPolicy.Dynamic
     def __init__(self, off: _Optional[_Union[VerificationPolicy.Off, _Mapping]] = ..., fixed: _Optional[_Union[VerificationPolicy.Fixed, _Mapping]] = ..., dynamic: _Optional[_Union[VerificationPolicy.Dynamic, _Mapping]] = ...) -> None: ...
 
+class ClassPolicy(_message.Message):
+    __slots__ = ("priority", "policy")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    policy: VerificationPolicy
+    def __init__(self, priority: _Optional[int] = ..., policy: _Optional[_Union[VerificationPolicy, _Mapping]] = ...) -> None: ...
+
 class GetVerificationPolicyRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class SetVerificationPolicyRequest(_message.Message):
-    __slots__ = ("policy", "expected_revision")
+    __slots__ = ("policy", "expected_revision", "priority")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     policy: VerificationPolicy
     expected_revision: int
-    def __init__(self, policy: _Optional[_Union[VerificationPolicy, _Mapping]] = ..., expected_revision: _Optional[int] = ...) -> None: ...
+    priority: int
+    def __init__(self, policy: _Optional[_Union[VerificationPolicy, _Mapping]] = ..., expected_revision: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class VerificationPolicyState(_message.Message):
-    __slots__ = ("policy", "revision", "effective_step")
+    __slots__ = ("policy", "revision", "effective_step", "classes", "set_by", "set_at", "fallback")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_STEP_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    SET_BY_FIELD_NUMBER: _ClassVar[int]
+    SET_AT_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
     policy: VerificationPolicy
     revision: int
     effective_step: int
-    def __init__(self, policy: _Optional[_Union[VerificationPolicy, _Mapping]] = ..., revision: _Optional[int] = ..., effective_step: _Optional[int] = ...) -> None: ...
+    classes: _containers.RepeatedCompositeFieldContainer[ClassPolicy]
+    set_by: str
+    set_at: float
+    fallback: str
+    def __init__(self, policy: _Optional[_Union[VerificationPolicy, _Mapping]] = ..., revision: _Optional[int] = ..., effective_step: _Optional[int] = ..., classes: _Optional[_Iterable[_Union[ClassPolicy, _Mapping]]] = ..., set_by: _Optional[str] = ..., set_at: _Optional[float] = ..., fallback: _Optional[str] = ...) -> None: ...
+
+class WatchVerificationPolicyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetShadowPolicyRequest(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: VerificationPolicy
+    def __init__(self, policy: _Optional[_Union[VerificationPolicy, _Mapping]] = ...) -> None: ...
+
+class ShadowStatus(_message.Message):
+    __slots__ = ("policy", "steps", "agreed", "tokens", "step_s", "shadow_tokens", "shadow_step_s", "steps_by_gamma")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    AGREED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_BY_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    policy: VerificationPolicy
+    steps: int
+    agreed: int
+    tokens: float
+    step_s: float
+    shadow_tokens: float
+    shadow_step_s: float
+    steps_by_gamma: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, policy: _Optional[_Union[VerificationPolicy, _Mapping]] = ..., steps: _Optional[int] = ..., agreed: _Optional[int] = ..., tokens: _Optional[float] = ..., step_s: _Optional[float] = ..., shadow_tokens: _Optional[float] = ..., shadow_step_s: _Optional[float] = ..., steps_by_gamma: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AdvisePolicyRequest(_message.Message):
+    __slots__ = ("num_sequences", "context")
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    num_sequences: int
+    context: int
+    def __init__(self, num_sequences: _Optional[int] = ..., context: _Optional[int] = ...) -> None: ...
+
+class AdvisePolicyResponse(_message.Message):
+    __slots__ = ("num_sequences", "context", "advice", "acceptance", "survival_by_position", "best_gamma", "sentence")
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    SURVIVAL_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    BEST_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    num_sequences: int
+    context: int
+    advice: _containers.RepeatedCompositeFieldContainer[Advice]
+    acceptance: float
+    survival_by_position: _containers.RepeatedScalarFieldContainer[float]
+    best_gamma: int
+    sentence: str
+    def __init__(self, num_sequences: _Optional[int] = ..., context: _Optional[int] = ..., advice: _Optional[_Iterable[_Union[Advice, _Mapping]]] = ..., acceptance: _Optional[float] = ..., survival_by_position: _Optional[_Iterable[float]] = ..., best_gamma: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class Advice(_message.Message):
+    __slots__ = ("gamma", "budget", "tokens", "geometric_tokens", "step_s", "tokens_per_s")
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GEOMETRIC_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    gamma: int
+    budget: int
+    tokens: float
+    geometric_tokens: float
+    step_s: float
+    tokens_per_s: float
+    def __init__(self, gamma: _Optional[int] = ..., budget: _Optional[int] = ..., tokens: _Optional[float] = ..., geometric_tokens: _Optional[float] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
+
+class SpeculationStatus(_message.Message):
+    __slots__ = ("profile", "profile_detail", "gamma", "budget", "rows", "predicted_s", "measured_s", "predicted_steps", "predicted_sum_s", "measured_sum_s", "error_sum_s", "zero_budget_steps", "explored_steps", "steps_by_gamma", "budget_sum", "survival_by_position", "calibration_error_by_position", "calibration_version", "rollback_tokens", "shadow")
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_DETAIL_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_S_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_S_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_SUM_S_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_SUM_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_SUM_S_FIELD_NUMBER: _ClassVar[int]
+    ZERO_BUDGET_STEPS_FIELD_NUMBER: _ClassVar[int]
+    EXPLORED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_BY_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_SUM_FIELD_NUMBER: _ClassVar[int]
+    SURVIVAL_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_ERROR_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    profile: ProfileState
+    profile_detail: str
+    gamma: int
+    budget: int
+    rows: int
+    predicted_s: float
+    measured_s: float
+    predicted_steps: int
+    predicted_sum_s: float
+    measured_sum_s: float
+    error_sum_s: float
+    zero_budget_steps: int
+    explored_steps: int
+    steps_by_gamma: _containers.RepeatedScalarFieldContainer[int]
+    budget_sum: int
+    survival_by_position: _containers.RepeatedScalarFieldContainer[float]
+    calibration_error_by_position: _containers.RepeatedScalarFieldContainer[float]
+    calibration_version: int
+    rollback_tokens: int
+    shadow: ShadowStatus
+    def __init__(self, profile: _Optional[_Union[ProfileState, str]] = ..., profile_detail: _Optional[str] = ..., gamma: _Optional[int] = ..., budget: _Optional[int] = ..., rows: _Optional[int] = ..., predicted_s: _Optional[float] = ..., measured_s: _Optional[float] = ..., predicted_steps: _Optional[int] = ..., predicted_sum_s: _Optional[float] = ..., measured_sum_s: _Optional[float] = ..., error_sum_s: _Optional[float] = ..., zero_budget_steps: _Optional[int] = ..., explored_steps: _Optional[int] = ..., steps_by_gamma: _Optional[_Iterable[int]] = ..., budget_sum: _Optional[int] = ..., survival_by_position: _Optional[_Iterable[float]] = ..., calibration_error_by_position: _Optional[_Iterable[float]] = ..., calibration_version: _Optional[int] = ..., rollback_tokens: _Optional[int] = ..., shadow: _Optional[_Union[ShadowStatus, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("state", "outage", "uptime_s", "model", "versions", "ranks", "batches", "waiting", "max_waiting", "policy", "step", "epoch", "counters")
+    __slots__ = ("state", "outage", "uptime_s", "model", "versions", "ranks", "batches", "waiting", "max_waiting", "policy", "step", "epoch", "counters", "speculation")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +270,7 @@ class GetStatusResponse(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     state: ServerState
     outage: str
     uptime_s: float
@@ -115,7 +284,8 @@ class GetStatusResponse(_message.Message):
     step: int
     epoch: int
     counters: Counters
-    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., outage: _Optional[str] = ..., uptime_s: _Optional[float] = ..., model: _Optional[_Union[_inference_pb2.GetModelResponse, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[BatchStatus, _Mapping]]] = ..., waiting: _Optional[int] = ..., max_waiting: _Optional[int] = ..., policy: _Optional[_Union[VerificationPolicyState, _Mapping]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ...) -> None: ...
+    speculation: SpeculationStatus
+    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., outage: _Optional[str] = ..., uptime_s: _Optional[float] = ..., model: _Optional[_Union[_inference_pb2.GetModelResponse, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[BatchStatus, _Mapping]]] = ..., waiting: _Optional[int] = ..., max_waiting: _Optional[int] = ..., policy: _Optional[_Union[VerificationPolicyState, _Mapping]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStatus, _Mapping]] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("rank", "name", "address", "device", "parameter_bytes")

@@ -44,6 +44,21 @@ class OperatorServiceStub:
                 request_serializer=outrider_dot_v1_dot_operator__pb2.SetVerificationPolicyRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_operator__pb2.VerificationPolicyState.FromString,
                 _registered_method=True)
+        self.WatchVerificationPolicy = channel.unary_stream(
+                '/outrider.v1.OperatorService/WatchVerificationPolicy',
+                request_serializer=outrider_dot_v1_dot_operator__pb2.WatchVerificationPolicyRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_operator__pb2.VerificationPolicyState.FromString,
+                _registered_method=True)
+        self.SetShadowPolicy = channel.unary_unary(
+                '/outrider.v1.OperatorService/SetShadowPolicy',
+                request_serializer=outrider_dot_v1_dot_operator__pb2.SetShadowPolicyRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_operator__pb2.ShadowStatus.FromString,
+                _registered_method=True)
+        self.AdvisePolicy = channel.unary_unary(
+                '/outrider.v1.OperatorService/AdvisePolicy',
+                request_serializer=outrider_dot_v1_dot_operator__pb2.AdvisePolicyRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_operator__pb2.AdvisePolicyResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/outrider.v1.OperatorService/GetStatus',
                 request_serializer=outrider_dot_v1_dot_operator__pb2.GetStatusRequest.SerializeToString,
@@ -89,6 +104,29 @@ class OperatorServiceServicer:
         """Takes effect at one step boundary for all sequences on all ranks; the reply names the step.
         ABORTED: expected_revision is not the present one. INVALID_ARGUMENT: the policy cannot be served.
         FAILED_PRECONDITION: the policy needs something that this server does not have, which is named.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchVerificationPolicy(self, request, context):
+        """The state in force, then each change of it. A reader that falls behind misses states in between, never the newest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetShadowPolicy(self, request, context):
+        """Plans a second policy beside the one in force, from the same past, and reports what it would have done; nothing is
+        run by it. Replaces the shadow there is; without a policy it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdvisePolicy(self, request, context):
+        """What each draft length would bring now, by the profile and the survival of drafts, and which to use.
+        FAILED_PRECONDITION: there is no profile, or nothing has been drafted yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,6 +189,21 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.SetVerificationPolicy,
                     request_deserializer=outrider_dot_v1_dot_operator__pb2.SetVerificationPolicyRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_operator__pb2.VerificationPolicyState.SerializeToString,
+            ),
+            'WatchVerificationPolicy': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchVerificationPolicy,
+                    request_deserializer=outrider_dot_v1_dot_operator__pb2.WatchVerificationPolicyRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_operator__pb2.VerificationPolicyState.SerializeToString,
+            ),
+            'SetShadowPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetShadowPolicy,
+                    request_deserializer=outrider_dot_v1_dot_operator__pb2.SetShadowPolicyRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_operator__pb2.ShadowStatus.SerializeToString,
+            ),
+            'AdvisePolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdvisePolicy,
+                    request_deserializer=outrider_dot_v1_dot_operator__pb2.AdvisePolicyRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_operator__pb2.AdvisePolicyResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -237,6 +290,87 @@ class OperatorService:
             '/outrider.v1.OperatorService/SetVerificationPolicy',
             outrider_dot_v1_dot_operator__pb2.SetVerificationPolicyRequest.SerializeToString,
             outrider_dot_v1_dot_operator__pb2.VerificationPolicyState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchVerificationPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outrider.v1.OperatorService/WatchVerificationPolicy',
+            outrider_dot_v1_dot_operator__pb2.WatchVerificationPolicyRequest.SerializeToString,
+            outrider_dot_v1_dot_operator__pb2.VerificationPolicyState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetShadowPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.OperatorService/SetShadowPolicy',
+            outrider_dot_v1_dot_operator__pb2.SetShadowPolicyRequest.SerializeToString,
+            outrider_dot_v1_dot_operator__pb2.ShadowStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdvisePolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.OperatorService/AdvisePolicy',
+            outrider_dot_v1_dot_operator__pb2.AdvisePolicyRequest.SerializeToString,
+            outrider_dot_v1_dot_operator__pb2.AdvisePolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,23 +27,37 @@ class LoadProgress(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., description_json: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step_id", "epoch", "batches", "gamma", "feed_drafter", "report_margins")
+    __slots__ = ("step_id", "epoch", "batches", "gamma", "feed_drafter", "report_margins", "calibration", "min_survival")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
     FEED_DRAFTER_FIELD_NUMBER: _ClassVar[int]
     REPORT_MARGINS_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    MIN_SURVIVAL_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     epoch: int
     batches: _containers.RepeatedCompositeFieldContainer[BatchPlan]
     gamma: int
     feed_drafter: bool
     report_margins: bool
-    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchPlan, _Mapping]]] = ..., gamma: _Optional[int] = ..., feed_drafter: _Optional[bool] = ..., report_margins: _Optional[bool] = ...) -> None: ...
+    calibration: Calibration
+    min_survival: float
+    def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchPlan, _Mapping]]] = ..., gamma: _Optional[int] = ..., feed_drafter: _Optional[bool] = ..., report_margins: _Optional[bool] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., min_survival: _Optional[float] = ...) -> None: ...
+
+class Calibration(_message.Message):
+    __slots__ = ("version", "slopes", "offsets")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SLOPES_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    slopes: _containers.RepeatedScalarFieldContainer[float]
+    offsets: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, version: _Optional[int] = ..., slopes: _Optional[_Iterable[float]] = ..., offsets: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class BatchPlan(_message.Message):
-    __slots__ = ("admitted", "released_slots", "slots", "sequence_epochs", "num_known", "num_drafts", "samples", "max_committed", "num_unfed", "verify_budget")
+    __slots__ = ("admitted", "released_slots", "slots", "sequence_epochs", "num_known", "num_drafts", "samples", "max_committed", "num_unfed", "verify_budget", "num_forced")
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +68,7 @@ class BatchPlan(_message.Message):
     MAX_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     NUM_UNFED_FIELD_NUMBER: _ClassVar[int]
     VERIFY_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORCED_FIELD_NUMBER: _ClassVar[int]
     admitted: _containers.RepeatedCompositeFieldContainer[NewSequence]
     released_slots: _containers.RepeatedScalarFieldContainer[int]
     slots: _containers.RepeatedScalarFieldContainer[int]
@@ -64,10 +79,11 @@ class BatchPlan(_message.Message):
     max_committed: _containers.RepeatedScalarFieldContainer[int]
     num_unfed: _containers.RepeatedScalarFieldContainer[int]
     verify_budget: int
-    def __init__(self, admitted: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., released_slots: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., sequence_epochs: _Optional[_Iterable[int]] = ..., num_known: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., max_committed: _Optional[_Iterable[int]] = ..., num_unfed: _Optional[_Iterable[int]] = ..., verify_budget: _Optional[int] = ...) -> None: ...
+    num_forced: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, admitted: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., released_slots: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., sequence_epochs: _Optional[_Iterable[int]] = ..., num_known: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., max_committed: _Optional[_Iterable[int]] = ..., num_unfed: _Optional[_Iterable[int]] = ..., verify_budget: _Optional[int] = ..., num_forced: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewSequence(_message.Message):
-    __slots__ = ("slot", "sequence_epoch", "uid", "prompt", "tables", "temperature", "top_k", "top_p", "min_p", "seed", "coupled", "stop_token_ids", "max_tokens")
+    __slots__ = ("slot", "sequence_epoch", "uid", "prompt", "tables", "temperature", "top_k", "top_p", "min_p", "seed", "coupled", "stop_token_ids", "max_tokens", "oracle")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +97,7 @@ class NewSequence(_message.Message):
     COUPLED_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ORACLE_FIELD_NUMBER: _ClassVar[int]
     slot: int
     sequence_epoch: int
     uid: int
@@ -94,7 +111,16 @@ class NewSequence(_message.Message):
     coupled: bool
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_tokens: int
-    def __init__(self, slot: _Optional[int] = ..., sequence_epoch: _Optional[int] = ..., uid: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., coupled: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    oracle: OracleDrafts
+    def __init__(self, slot: _Optional[int] = ..., sequence_epoch: _Optional[int] = ..., uid: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., coupled: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., oracle: _Optional[_Union[OracleDrafts, _Mapping]] = ...) -> None: ...
+
+class OracleDrafts(_message.Message):
+    __slots__ = ("continuation", "acceptance")
+    CONTINUATION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    continuation: _containers.RepeatedScalarFieldContainer[int]
+    acceptance: float
+    def __init__(self, continuation: _Optional[_Iterable[int]] = ..., acceptance: _Optional[float] = ...) -> None: ...
 
 class BlockTable(_message.Message):
     __slots__ = ("pages",)
@@ -121,20 +147,24 @@ class RankReport(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., batch: _Optional[_Union[BatchResult, _Mapping]] = ..., digests: _Optional[_Iterable[int]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveCount, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class BatchResult(_message.Message):
-    __slots__ = ("num_emitted", "num_admitted", "num_accepted", "emitted", "drafted", "margins")
+    __slots__ = ("num_emitted", "num_admitted", "num_accepted", "emitted", "drafted", "margins", "scores", "acceptance")
     NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ADMITTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     MARGINS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     num_emitted: _containers.RepeatedScalarFieldContainer[int]
     num_admitted: _containers.RepeatedScalarFieldContainer[int]
     num_accepted: _containers.RepeatedScalarFieldContainer[int]
     emitted: _containers.RepeatedScalarFieldContainer[int]
     drafted: _containers.RepeatedScalarFieldContainer[int]
     margins: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, num_emitted: _Optional[_Iterable[int]] = ..., num_admitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., margins: _Optional[_Iterable[float]] = ...) -> None: ...
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    acceptance: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, num_emitted: _Optional[_Iterable[int]] = ..., num_admitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., margins: _Optional[_Iterable[float]] = ..., scores: _Optional[_Iterable[float]] = ..., acceptance: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CollectiveCount(_message.Message):
     __slots__ = ("group", "count", "digest")

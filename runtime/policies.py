@@ -1,0 +1,118 @@
+"""The policies in force and the planner that follows them, over all lives of the group. Knows no loop and no ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from configs.schema import SpeculationSettings
+from runtime.front.errors import Unavailable
+from runtime.life import Life
+from runtime.link import LoadedGroup, RankProgress
+from runtime.verification.calibration_file import CalibrationFile
+from runtime.verification.costs import StepCosts
+from runtime.verification.policy import Policy, PolicyState, PolicyStore
+from runtime.verification.policy_file import NAME, PolicyFile, state_at_start
+from runtime.verification.policy_planner import PolicyPlanner
+from runtime.verification.view import ProfileStatus
+from workers.plan import WorkerDescription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A profile that was looked for. costs: None where it is not to be used. life: the one that measuring it used up,
+    which the first life goes on from; None where nothing was measured."""
+
+    costs: StepCosts | None
+    status: ProfileStatus
+    life: Life | None = None
+
+
+class ProfileSource(Protocol):
+    """Finds the hardware profile of a group of ranks."""
+
+    async def find(self, group: LoadedGroup, progress: RankProgress, *, may_measure: bool) -> Found:
+        """Looks where profiles are kept; may measure the group, which has nothing else to do then, for minutes.
+
+        Raises WorkerError when a rank is lost meanwhile.
+        """
+        ...
+
+
+class Policies:
+    """One per engine.
+
+    state_dir: where the policy and the calibration of drafts are kept over restarts; None keeps none.
+    """
+
+    def __init__(self, settings: SpeculationSettings, state_dir: Path | None) -> None:
+        self._settings = settings
+        self._state_dir = state_dir
+        self._file = None if state_dir is None else PolicyFile(state_dir / NAME)
+        self._calibration: CalibrationFile | None = None
+        self._store: PolicyStore | None = None
+        self._planner: PolicyPlanner | None = None
+
+    @property
+    def store(self) -> PolicyStore:
+        """Raises Unavailable before `begin`."""
+        if self._store is None:
+            raise Unavailable("the server is starting")
+        return self._store
+
+    @property
+    def planner(self) -> PolicyPlanner:
+        """Raises Unavailable before `begin`."""
+        if self._planner is None:
+            raise Unavailable("the server is starting")
+        return self._planner
+
+    def begin(self, description: WorkerDescription, found: Found | None, *, capacity: int) -> None:
+        """With the first life of the group. found: its profile; None where none was looked for. capacity: sequences
+        that it runs at once."""
+        gamma_max = description.gamma_max
+        state = state_at_start(self._settings, gamma_max, file=self._file, now=time.time())
+        self._store = PolicyStore(state, gamma_max=gamma_max, profile=lambda: self.planner.profile)
+        self._planner = PolicyPlanner(self._store, self._settings, capacity=capacity)
+        if self._state_dir is not None and gamma_max:
+            self._calibration = CalibrationFile(self._state_dir, description, self._settings.confidence)
+            self._calibration.load(self._planner.history.calibrator)
+        if found is not None:
+            self._planner.use_profile(found.costs, found.status)
+
+    def keep(self) -> None:
+        """At the end: what was learnt of drafts is kept."""
+        if self._calibration is not None and self.planner.history.calibrator.num_reached:
+            self._calibration.save(self.planner.history.calibrator)
+
+    def fit(self, gamma_max: int, found: Found | None, *, capacity: int, effective_step: int) -> None:
+        """With every later life. effective_step: its first."""
+        self.store.fit(gamma_max, effective_step=effective_step, now=time.time())
+        self.planner.fit(gamma_max, capacity=capacity)
+        if found is not None and found.status != self.planner.found:
+            self.planner.use_profile(found.costs, found.status)
+
+    async def set(
+        self,
+        policy: Policy | None,
+        *,
+        priority: int | None,
+        expected_revision: int | None,
+        effective_step: int,
+        set_by: str,
+    ) -> PolicyState:
+        """See PolicyStore.set; returns once the state is kept, where it is."""
+        state = self.store.set(
+            policy,
+            priority=priority,
+            expected_revision=expected_revision,
+            effective_step=effective_step,
+            set_by=set_by,
+            now=time.time(),
+        )
+        if self._file is not None:
+            await asyncio.to_thread(self._file.keep, state)
+        return state

@@ -1,0 +1,29 @@
+"""A study as one HTML page that needs nothing else: tables and pictures. Knows no files beside its template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from runtime.simulate import table
+from runtime.simulate.plots import pictures
+from runtime.simulate.study import Cell, Study
+
+TEMPLATE = Path(__file__).with_name("simulation.html.j2")
+
+
+def page(study: Study, cells: Sequence[Cell]) -> str:
+    """HTML text. Needs matplotlib."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    shown = table.speed_table(cells)
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        facts=[*study.facts],
+        pictures=pictures(cells),
+        table=shown,
+        rows=list(zip(*(column.cells for column in shown.columns), strict=True)),
+        remarks=[*table.REMARKS, *study.remarks],
+    )

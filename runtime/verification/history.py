@@ -1,0 +1,129 @@
+"""All that planning knows of drafts: rounds that are over. Knows no cost, no policy and no waiting draft.
+
+Every statistic carries the step in which the newest drafts it is of were drawn, and is used only for drafts drawn later
+(`check_causal`). That is what keeps the budget of a step independent of the drafts it is spent on.
+
+Shapes: R sequences, G draft positions, E rows of evidence.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.request import Request
+from runtime.settlement import Outcome
+from runtime.verification.calibration import Calibrator, Reached
+from runtime.verification.costs import Floats, Ints
+from runtime.verification.planner import Outlook
+from runtime.verification.speculation import Load
+from runtime.verification.survival import SurvivalBook
+from workers.plan import StepPlan, temperature_class
+
+
+class History:
+    """Owns the calibration and the book of survivals.
+
+    gamma_max: G. capacity: sequences that may run at once, of all data-parallel ranks.
+    """
+
+    def __init__(self, gamma_max: int, *, capacity: int) -> None:
+        self.gamma_max = gamma_max
+        self.calibrator = Calibrator(gamma_max)
+        self.survivals = SurvivalBook(gamma_max, capacity=2 * capacity)
+        # The step of each sequence's newest drafts, in the order of those steps.
+        self._drafted_at: OrderedDict[int, int] = OrderedDict()
+        self._num_remembered = 4 * capacity + 4096
+        self._prior_CG: Floats | None = None
+
+    def note(self, plan: StepPlan, rounds: Sequence[tuple[Request, Outcome]]) -> None:
+        """Learns of a step that is over: scores and acceptance of the drafts that waited in it. Those that it has drawn
+        wait now, and nothing is known of them."""
+        seen = [(request, outcome) for request, outcome in rounds if outcome.num_drafts]
+        if seen:
+            self._note_drafts(plan, seen)
+        for request, outcome in rounds:
+            if outcome.samples and plan.gamma:
+                self._drafted_at[request.uid] = plan.step_id
+                self._drafted_at.move_to_end(request.uid)
+        self.calibrator.refit(plan.step_id)
+        self._prior_CG = None
+        # Not those of this step alone: drafts may wait longer, where a step has no rows for all sequences.
+        while len(self._drafted_at) > self._num_remembered:
+            self._drafted_at.popitem(last=False)
+
+    def check_causal(self, step_id: int, load: Load) -> None:
+        """Asserts that nothing which is used for this step knows of the drafts that wait for it."""
+        assert self.calibrator.calibration.version < step_id, "the calibration is of the step it is used in"
+        for uid, waiting in zip(load.uids, load.waiting, strict=True):
+            if waiting:
+                seen, drawn = self.survivals.step_of(uid), self._drafted_at.get(uid, step_id)
+                assert seen < drawn < step_id, f"sequence {uid}: statistics of step {seen} for drafts of step {drawn}"
+
+    def oldest_waiting(self, step_id: int, loads: Sequence[Load]) -> int:
+        """The step in which the oldest of the drafts that wait were drawn; `step_id` where none waits."""
+        return min(
+            (
+                self._drafted_at.get(uid, -1)
+                for load in loads
+                for uid, waiting in zip(load.uids, load.waiting, strict=True)
+                if waiting
+            ),
+            default=step_id,
+        )
+
+    def outlook(self, uids: Sequence[int], classes: Ints, caps_R: Ints, forced_R: Ints, *, num_rows: int) -> Outlook:
+        """What to expect of the drafts of some sequences.
+
+        classes: temperature classes, [R]; caps_R, forced_R: as in Outlook. num_rows: of the pass beside drafts.
+        """
+        survival_EG, of_E, share = self.survivals.evidence(uids, self.prior()[classes])
+        return Outlook(
+            survival_EG=survival_EG, caps_E=caps_R[of_E], forced_E=forced_R[of_E], share=share, num_rows=num_rows
+        )
+
+    def prior(self) -> Floats:
+        """Survival by class and position where nothing is known of a sequence, [C, G]."""
+        if self._prior_CG is None:
+            self._prior_CG = np.cumprod(self.calibrator.rates(), axis=1, dtype=np.float64)
+        return self._prior_CG
+
+    def usual_survival(self) -> Floats:
+        """Survival by position over the requests that there were, [G]."""
+        reached_C = self.calibrator.reached_by_class()
+        weight_C = reached_C / reached_C.sum() if reached_C.any() else np.full(len(reached_C), 1 / len(reached_C))
+        usual: Floats = weight_C @ self.prior()
+        return usual
+
+    def _note_drafts(self, plan: StepPlan, seen: Sequence[tuple[Request, Outcome]]) -> None:
+        classes = np.array([temperature_class(request.sampling.temperature) for request, _ in seen], dtype=np.int64)
+        width = max(len(outcome.scores) for _, outcome in seen)
+        scores_RG = np.array(
+            [[*outcome.scores, *[np.nan] * (width - len(outcome.scores))] for _, outcome in seen], dtype=np.float64
+        )
+        confidence_RG = self.calibrator.rates()[classes]  # where a position was not drafted, as its class does
+        drafted_RG = self.calibrator.confidence(scores_RG, classes)
+        confidence_RG[:, :width] = np.where(np.isnan(drafted_RG), confidence_RG[:, :width], drafted_RG)
+        uids = [request.uid for request, _ in seen]
+        drawn = [self._drafted_at.get(uid, plan.step_id - 1) for uid in uids]
+        self.survivals.note(uids, np.cumprod(confidence_RG, axis=1, dtype=np.float64), drawn)
+
+        complete = [batch.verify_budget >= sum(batch.num_drafts) and not plan.min_survival for batch in plan.batches]
+        reached = [
+            (classes[i], position, outcome.scores[position], label, complete[outcome.dp_rank])
+            for i, (_, outcome) in enumerate(seen)
+            for position, label in enumerate(outcome.acceptance)
+        ]
+        columns = list(zip(*reached, strict=True)) or [(), (), (), (), ()]
+        self.calibrator.note(
+            Reached(
+                classes=np.array(columns[0], dtype=np.int64),
+                positions=np.array(columns[1], dtype=np.int64),
+                scores=np.array(columns[2], dtype=np.float64),
+                acceptance=np.array(columns[3], dtype=np.float64),
+                uncensored=np.array(columns[4], dtype=np.bool_),
+            ),
+            step=max(drawn),
+        )

@@ -1,0 +1,385 @@
+"""Plans each step as the policies in force say, and learns from what came of it. Knows no queue, no ranks, no clock.
+
+    decide   load, policies ──▶ γ, feed the drafter or not, K per data-parallel rank      before the step
+    learn    scores and acceptance of the drafts that were decided, measured time         after it
+
+Under `off` and `fixed` everything that waits is verified. Under `dynamic` the tuner finds a steady state, in which the
+present step spends its budget on what waits. The drafts that wait are known by number only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from configs.schema import SpeculationSettings
+from runtime.front.errors import MissingFeature
+from runtime.request import Request
+from runtime.settlement import Outcome
+from runtime.verification.advice import USUAL_CONTEXT, advise
+from runtime.verification.costs import StepCosts
+from runtime.verification.counts import SpeculationCounts
+from runtime.verification.history import History
+from runtime.verification.loads import forced_of, is_sampled, limits_of, mean_context, outlook_of, predicted
+from runtime.verification.planner import Aim, Choice, Evidence, everything, spend
+from runtime.verification.policy import Dynamic, Policy, PolicyState, PolicyStore
+from runtime.verification.residuals import CorrectedCosts, Residuals
+from runtime.verification.rules import Rule, Rules, common_aim
+from runtime.verification.shadow import Shadow
+from runtime.verification.speculation import BatchSpeculation, Load, Speculation
+from runtime.verification.tuner import Question, Tuner, explored_length
+from runtime.verification.view import AdviceReport, ProfileState, ProfileStatus, ShadowView, SpeculationView
+from workers.plan import VERIFY_EVERYTHING, StepPlan
+
+log = logging.getLogger(__name__)
+
+NO_PROFILE = ProfileStatus(state=ProfileState.MISSING, detail="no hardware profile was looked for")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """choice: what this step is predicted to be; None where nothing decodes or there is no profile."""
+
+    speculation: Speculation
+    choice: Choice | None
+    explores: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timing:
+    """How long a step took; raw_ms: as the profile alone predicted it."""
+
+    step_id: int
+    num_sequences: int
+    gamma: int
+    raw_ms: float
+    measured_ms: float
+
+
+class PolicyPlanner:
+    """A `StepPlanner` under the policies of a store.
+
+    capacity: sequences that may run at once, of all data-parallel ranks.
+    """
+
+    def __init__(self, store: PolicyStore, settings: SpeculationSettings, *, capacity: int) -> None:
+        self._store = store
+        self._settings = settings
+        self._capacity = capacity
+        self.history = History(store.gamma_max, capacity=capacity)
+        self._residuals = Residuals(self._store.gamma_max)
+        # A step's time knows of the drafts it drew, whose experts they went to: it waits for as long as they do.
+        self._timings: deque[_Timing] = deque()
+        self._costs: CorrectedCosts | None = None
+        self._profile = NO_PROFILE
+        self._tuner = Tuner()
+        # Of the policy in force, for the shadow to be held against: also where that one plans nothing.
+        self._watched = Tuner()
+        self._shadow: Shadow | None = None
+        self._counts = SpeculationCounts()
+        self._explored_at = -1
+        self._told_fallback = ""
+        self._loads: Sequence[Load] = ()
+        self._decision: _Decision | None = None
+
+    def use_profile(self, costs: StepCosts | None, status: ProfileStatus) -> None:
+        """Goes by another profile from now on; None by none."""
+        self._residuals = Residuals(self._store.gamma_max)
+        self._timings.clear()
+        self._costs = None if costs is None else CorrectedCosts(costs, self._residuals)
+        self._profile = status
+        self._tuner = Tuner()
+
+    def fit(self, gamma_max: int, *, capacity: int) -> None:
+        """Takes the limits of ranks that came back; what was learnt of other lengths is let go."""
+        if gamma_max != self.history.gamma_max or capacity > self._capacity:
+            self.history, self._tuner = History(gamma_max, capacity=capacity), Tuner()
+            self._capacity = capacity
+            self.use_profile(None if self._costs is None else self._costs.raw, self._profile)
+
+    @property
+    def found(self) -> ProfileStatus:
+        """The profile in use, as it was found."""
+        return self._profile
+
+    @property
+    def profile(self) -> ProfileStatus:
+        """The profile in use, as its predictions have turned out."""
+        problem = self._residuals.problem if self._costs is not None else ""
+        if problem and self._profile.state is ProfileState.OK:
+            return replace(
+                self._profile,
+                state=ProfileState.STALE,
+                detail=f"{self._profile.detail}: {problem}; measure this machine again with `outrider profile`",
+            )
+        return self._profile
+
+    @property
+    def fallback(self) -> str:
+        """Why a dynamic policy in force runs as a fixed draft length; empty where it does not."""
+        state = self._store.state
+        if not any(isinstance(policy, Dynamic) for policy in (state.policy, *(own for _, own in state.classes))):
+            return ""
+        return "" if self._usable_costs() is not None else self.profile.detail
+
+    def decide(self, step_id: int, loads: Sequence[Load]) -> Speculation:
+        self._note_timings(self.history.oldest_waiting(step_id, loads))
+        self._note_fallback()
+        costs = self._usable_costs()
+        rules = Rules.of(
+            self._store.state,
+            self._store.gamma_max,
+            fallback=None if costs is not None else self._settings.gamma,
+        )
+        in_force = rules.in_force(loads)
+        aim = common_aim(in_force)
+        if costs is None or aim is None or not any(load.uids or load.entering for load in loads):
+            # By a stale profile too: that is how it is found to be right again.
+            decision = self._as_told(loads, rules, in_force, self._costs)
+        else:
+            for load in loads:
+                self.history.check_causal(step_id, load)
+            decision = self._as_pays(step_id, loads, rules, in_force, aim, costs)
+        if self._shadow is not None and costs is not None and any(load.uids for load in loads):
+            self._follow_shadow(step_id, self._shadow, loads, costs)
+        self._loads, self._decision = loads, decision
+        if decision.explores:
+            self._explored_at = step_id
+        return replace(decision.speculation, calibration=self.history.calibrator.calibration)
+
+    def learn(self, plan: StepPlan, rounds: Sequence[tuple[Request, Outcome]], *, measured_s: float) -> None:
+        """Takes in the step that was decided last. measured_s: all of it, planning and booking too."""
+        decision = self._decision
+        self.history.note(plan, rounds)
+        if decision is None:
+            return
+        choice = decision.choice
+        is_steady = not plan.catches_up and all(
+            not batch.admitted and all(known == 1 for known in batch.num_known) for batch in plan.batches
+        )
+        predicted_s = 0.0
+        if choice is not None and self._costs is not None:
+            predicted_s = choice.step_ms / 1000
+            if is_steady:
+                num_sequences = max(len(batch.slots) for batch in plan.batches)
+                self._timings.append(
+                    _Timing(
+                        step_id=plan.step_id,
+                        num_sequences=num_sequences,
+                        gamma=plan.gamma,
+                        raw_ms=choice.step_ms / self._residuals.factor(num_sequences, plan.gamma),
+                        measured_ms=measured_s * 1000,
+                    )
+                )
+        self._counts.add(
+            plan,
+            rounds=[outcome for _, outcome in rounds],
+            predicted_s=predicted_s if is_steady else 0.0,
+            measured_s=measured_s,
+            explores=decision.explores,
+        )
+
+    def view(self) -> SpeculationView:
+        running = [uid for load in self._loads for uid in load.uids]
+        return self._counts.view(
+            profile=self.profile,
+            survival=tuple(self.history.survivals.mean(running).tolist()),
+            calibrator=self.history.calibrator,
+            fallback=self.fallback,
+            shadow=None if self._shadow is None else self._shadow.view(),
+        )
+
+    def set_shadow(self, policy: Policy | None) -> ShadowView | None:
+        """Has a second policy plan beside the one in force, from the next step on; None ends it. Raises InvalidRequest
+        or MissingFeature."""
+        if policy is not None:
+            self._store.check(policy)
+            self._require_costs()
+        self._shadow = None if policy is None else Shadow(policy, self._store.gamma_max)
+        return None if self._shadow is None else self._shadow.view()
+
+    def advise(self, *, num_sequences: int | None, context: int | None) -> AdviceReport:
+        """Advice for a load, by default the present one of the busiest data-parallel rank.
+
+        Raises MissingFeature without a profile or anything drafted.
+        """
+        uids = [uid for load in self._loads for uid in load.uids]
+        now = max((len(load.uids) for load in self._loads), default=0)
+        lengths = [length for load in self._loads for length in load.committed]
+        return advise(
+            self.history,
+            self._require_costs(),
+            self._store.state.policy,
+            uids,
+            num_sequences=num_sequences or max(1, now),
+            context=context or (sum(lengths) / len(lengths) if lengths else USUAL_CONTEXT),
+            sampled=is_sampled(self._loads) if uids else True,
+        )
+
+    def _require_costs(self) -> CorrectedCosts:
+        costs = self._usable_costs()
+        if costs is None:
+            raise MissingFeature(f"a hardware profile: {self.profile.detail}")
+        return costs
+
+    def evidence(
+        self, loads: Sequence[Load], rules: Rules, aim: Aim, *, to_come: bool, gamma_max: int
+    ) -> list[Evidence]:
+        """Of the drafts that wait now, or of those to come in the steady state, with all sequences that enter in it."""
+        return [
+            Evidence(outlook_of(load, rules, self.history, to_come=to_come, gamma_max=gamma_max), aim.min_survival)
+            for load in loads
+        ]
+
+    def _note_timings(self, oldest_waiting: int) -> None:
+        """Learns from the times of steps none of whose drafts wait any more. oldest_waiting: step of the oldest that
+        do."""
+        while self._timings and self._timings[0].step_id < oldest_waiting:
+            timing = self._timings.popleft()
+            self._residuals.note(
+                num_sequences=timing.num_sequences,
+                gamma=timing.gamma,
+                raw_ms=timing.raw_ms,
+                measured_ms=timing.measured_ms,
+            )
+
+    def _note_fallback(self) -> None:
+        """Says in the log when dynamic policies begin to run as fixed lengths, and when that ends."""
+        fallback = self.fallback
+        if bool(fallback) != bool(self._told_fallback):
+            if fallback:
+                log.warning("the dynamic policy runs as gamma %d: %s", self._settings.gamma, fallback)
+            else:
+                log.info("the dynamic policy plans draft lengths, by %s", self.profile.detail)
+            self._told_fallback = fallback
+            self._store.announce()
+
+    def _usable_costs(self) -> CorrectedCosts | None:
+        return self._costs if self.profile.state is ProfileState.OK else None
+
+    def _as_told(
+        self, loads: Sequence[Load], rules: Rules, in_force: Sequence[Rule], costs: CorrectedCosts | None
+    ) -> _Decision:
+        """Draft lengths are given: all that waits is verified."""
+        gamma = max(rule.cap for rule in in_force)
+        speculation = Speculation(
+            gamma=gamma,
+            feed_drafter=gamma > 0,
+            batches=tuple(BatchSpeculation(limits=limits_of(load, rules, gamma)) for load in loads),
+        )
+        choice = None
+        if costs is not None and any(load.uids for load in loads):
+            choice = predicted(loads, costs, gamma=gamma)
+        return _Decision(speculation=speculation, choice=choice)
+
+    def _as_pays(
+        self,
+        step_id: int,
+        loads: Sequence[Load],
+        rules: Rules,
+        in_force: Sequence[Rule],
+        aim: Aim,
+        costs: CorrectedCosts,
+    ) -> _Decision:
+        longest = min(max(rule.cap for rule in in_force), costs.gamma_max)
+        least = min(max(rule.forced for rule in in_force), longest)
+        question = Question(
+            num_sequences=tuple(len(load.uids) + len(load.entering) for load in loads),
+            sampled=is_sampled(loads),
+            gammas=range(least, longest + 1),
+            aim=aim,
+        )
+        steady = self._tuner.follow(
+            step_id,
+            question,
+            lambda: [outlook_of(load, rules, self.history, to_come=True, gamma_max=longest) for load in loads],
+            costs,
+            context=mean_context(loads),
+        )
+        explored = explored_length(step_id, self._settings.explore_every, steady, longest)
+        if explored is not None and aim.itl_limit_ms is not None:
+            explored = self._bounded(explored, steady.gamma, loads, rules, aim, costs)
+        gamma = steady.gamma if explored is None else explored
+        # What an exploring step drew is verified whole, or it would show only what is known.
+        verifies_all = self._explored_at == step_id - 1 or (steady.covers and not aim.min_survival)
+        if not any(load.uids for load in loads):
+            choice, budgets = None, (VERIFY_EVERYTHING,) * len(loads)
+        elif verifies_all:
+            choice, budgets = predicted(loads, costs, gamma=gamma), (VERIFY_EVERYTHING,) * len(loads)
+        elif explored is None and self._is_steady(loads, steady, question):
+            choice, budgets = steady, steady.budgets
+        else:
+            choice = spend(
+                self.evidence(loads, rules, aim, to_come=False, gamma_max=longest),
+                costs,
+                aim,
+                context=mean_context(loads),
+                sampled=question.sampled,
+                waiting=max((waiting for load in loads for waiting in load.waiting), default=0),
+                gamma=gamma,
+                rate=steady.rate,
+            )
+            budgets = choice.budgets
+        speculation = Speculation(
+            gamma=gamma,
+            feed_drafter=gamma > 0,
+            batches=tuple(
+                BatchSpeculation(
+                    verify_budget=budget,
+                    limits=limits_of(load, rules, gamma, spares_ends=True),
+                    forced=forced_of(load, rules),
+                )
+                for load, budget in zip(loads, budgets, strict=True)
+            ),
+            min_survival=0.0 if self._explored_at == step_id - 1 else aim.min_survival,
+        )
+        return _Decision(speculation=speculation, choice=choice, explores=explored is not None)
+
+    def _follow_shadow(self, step_id: int, shadow: Shadow, loads: Sequence[Load], costs: CorrectedCosts) -> None:
+        in_force = self._steady_state(step_id, self._store.state, self._watched, loads, costs)
+        own_state = PolicyState(policy=shadow.policy, revision=0, effective_step=0)
+        shadow.note(in_force, self._steady_state(step_id, own_state, shadow.tuner, loads, costs))
+
+    def _steady_state(
+        self, step_id: int, state: PolicyState, tuner: Tuner, loads: Sequence[Load], costs: CorrectedCosts
+    ) -> Choice:
+        """What the policies of `state` would run in under this load, fixed lengths being steady states without a
+        choice."""
+        rules = Rules.of(state, self._store.gamma_max, fallback=None)
+        in_force = rules.in_force(loads)
+        longest = min(max(rule.cap for rule in in_force), costs.gamma_max)
+        aim = common_aim(in_force)
+        question = Question(
+            num_sequences=tuple(len(load.uids) + len(load.entering) for load in loads),
+            sampled=is_sampled(loads),
+            gammas=range(min(max(rule.forced for rule in in_force), longest), longest + 1),
+            aim=aim or Aim(min_gain=0.0),
+        )
+        return tuner.follow(
+            step_id,
+            question,
+            lambda: [outlook_of(load, rules, self.history, to_come=True, gamma_max=longest) for load in loads],
+            costs,
+            context=mean_context(loads),
+        )
+
+    def _is_steady(self, loads: Sequence[Load], steady: Choice, question: Question) -> bool:
+        """Whether this step is one of the steady state that was asked for, whose budgets then are its own."""
+        return question == self._tuner.question and all(
+            not load.num_prompt_rows and all(waiting == steady.gamma for waiting in load.waiting) for load in loads
+        )
+
+    def _bounded(
+        self, gamma: int, least: int, loads: Sequence[Load], rules: Rules, aim: Aim, costs: CorrectedCosts
+    ) -> int | None:
+        """The longest exploring draft whose verification keeps to the limit; None where not even `least` does."""
+        evidence = self.evidence(loads, rules, aim, to_come=True, gamma_max=gamma)
+        context, sampled = mean_context(loads), is_sampled(loads)
+        assert aim.itl_limit_ms is not None
+        for length in range(gamma, least - 1, -1):
+            whole = everything(evidence, costs, context=context, sampled=sampled, gamma=length)
+            if whole.step_ms <= aim.itl_limit_ms:
+                return length
+        return None
