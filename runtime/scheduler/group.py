@@ -121,16 +121,16 @@ class GroupScheduler:
     def _admit(self) -> list[list[NewSequence]]:
         """Empties the queue from its head for as long as a rank has room; what enters, per data-parallel rank."""
         admitted: list[list[NewSequence]] = [[] for _ in self.schedulers]
+        outstanding: list[int] = []
         while (head := self.queue.head) is not None:
-            outstanding = {
-                dp_rank: scheduler.num_outstanding_tokens
-                for dp_rank, scheduler in enumerate(self.schedulers)
-                if scheduler.has_room(head)
-            }
-            if not outstanding:
+            open_ranks = [dp_rank for dp_rank, scheduler in enumerate(self.schedulers) if scheduler.has_room(head)]
+            if not open_ranks:
                 break
+            # Once for all that enter: it takes a look at every sequence.
+            outstanding = outstanding or [scheduler.num_outstanding_tokens for scheduler in self.schedulers]
             request = self.queue.remove(head.uid)
-            dp_rank = self._router.route(request.prompt, outstanding)
+            dp_rank = self._router.route(request.prompt, {rank: outstanding[rank] for rank in open_ranks})
             admitted[dp_rank].append(self.schedulers[dp_rank].admit(request))
             self._homes[request.uid] = dp_rank
+            outstanding[dp_rank] += self.schedulers[dp_rank].ledger[request.uid].num_reserved
         return admitted

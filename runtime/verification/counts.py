@@ -10,6 +10,18 @@ from runtime.verification.calibration import Calibrator
 from runtime.verification.view import ProfileStatus, ShadowView, SpeculationView
 from workers.plan import StepPlan
 
+PROMPT_SHARE = 0.1
+"""Of the rows of a step, those of prompts with which it still counts as plain: under load every other step has some."""
+
+
+def is_plain(plan: StepPlan) -> bool:
+    """Whether a step is what predictions are of: decodes, but for a few rows of prompts, and a drafter that lacks
+    nothing."""
+    return not plan.catches_up and all(
+        sum(batch.num_known) - len(batch.slots) <= PROMPT_SHARE * (sum(batch.num_known) + sum(batch.num_drafts))
+        for batch in plan.batches
+    )
+
 
 @dataclass(slots=True)
 class SpeculationCounts:

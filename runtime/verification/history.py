@@ -110,9 +110,9 @@ class History:
         drawn = [self._drafted_at.get(uid, plan.step_id - 1) for uid in uids]
         self.survivals.note(uids, np.cumprod(confidence_RG, axis=1, dtype=np.float64), drawn)
 
-        complete = [batch.verify_budget >= sum(batch.num_drafts) and not plan.min_survival for batch in plan.batches]
+        whole = [_verified_whole(plan, dp_rank) for dp_rank in range(len(plan.batches))]
         reached = [
-            (classes[i], position, outcome.scores[position], label, complete[outcome.dp_rank])
+            (classes[i], position, outcome.scores[position], label, outcome.slot in whole[outcome.dp_rank])
             for i, (_, outcome) in enumerate(seen)
             for position, label in enumerate(outcome.acceptance)
         ]
@@ -127,3 +127,15 @@ class History:
             ),
             step=max(drawn),
         )
+
+
+def _verified_whole(plan: StepPlan, dp_rank: int) -> set[int]:
+    """Slots all of whose waiting drafts the plan had verified, whatever their scores: nothing of them is left out."""
+    batch = plan.batches[dp_rank]
+    if batch.verify_budget >= sum(batch.num_drafts) and not plan.min_survival:
+        return set(batch.slots)
+    return {
+        slot
+        for slot, forced, drafts in zip(batch.slots, batch.num_forced, batch.num_drafts, strict=bool(batch.num_forced))
+        if forced >= drafts > 0
+    }

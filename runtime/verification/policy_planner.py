@@ -10,7 +10,6 @@ present step spends its budget on what waits. The drafts that wait are known by 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,16 +19,26 @@ from runtime.request import Request
 from runtime.settlement import Outcome
 from runtime.verification.advice import USUAL_CONTEXT, advise
 from runtime.verification.costs import StepCosts
-from runtime.verification.counts import SpeculationCounts
+from runtime.verification.counts import SpeculationCounts, is_plain
+from runtime.verification.exploration import Exploration, exploration, within_limit
 from runtime.verification.history import History
-from runtime.verification.loads import forced_of, is_sampled, limits_of, mean_context, outlook_of, predicted
-from runtime.verification.planner import Aim, Choice, Evidence, everything, spend
+from runtime.verification.loads import (
+    NOBODY,
+    forced_of,
+    is_sampled,
+    limits_of,
+    longest_useful,
+    mean_context,
+    outlook_of,
+    predicted,
+)
+from runtime.verification.planner import Aim, Choice, Evidence, spend
 from runtime.verification.policy import Dynamic, Policy, PolicyState, PolicyStore
 from runtime.verification.residuals import CorrectedCosts, Residuals
 from runtime.verification.rules import Rule, Rules, common_aim
 from runtime.verification.shadow import Shadow
 from runtime.verification.speculation import BatchSpeculation, Load, Speculation
-from runtime.verification.tuner import Question, Tuner, explored_length
+from runtime.verification.tuner import Question, Tuner
 from runtime.verification.view import AdviceReport, ProfileState, ProfileStatus, ShadowView, SpeculationView
 from workers.plan import VERIFY_EVERYTHING, StepPlan
 
@@ -44,18 +53,7 @@ class _Decision:
 
     speculation: Speculation
     choice: Choice | None
-    explores: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Timing:
-    """How long a step took; raw_ms: as the profile alone predicted it."""
-
-    step_id: int
-    num_sequences: int
-    gamma: int
-    raw_ms: float
-    measured_ms: float
+    explored: Exploration | None = None
 
 
 class PolicyPlanner:
@@ -71,7 +69,6 @@ class PolicyPlanner:
         self.history = History(store.gamma_max, capacity=capacity)
         self._residuals = Residuals(self._store.gamma_max)
         # A step's time knows of the drafts it drew, whose experts they went to: it waits for as long as they do.
-        self._timings: deque[_Timing] = deque()
         self._costs: CorrectedCosts | None = None
         self._profile = NO_PROFILE
         self._tuner = Tuner()
@@ -79,7 +76,7 @@ class PolicyPlanner:
         self._watched = Tuner()
         self._shadow: Shadow | None = None
         self._counts = SpeculationCounts()
-        self._explored_at = -1
+        self._explored: Exploration | None = None
         self._told_fallback = ""
         self._loads: Sequence[Load] = ()
         self._decision: _Decision | None = None
@@ -87,7 +84,6 @@ class PolicyPlanner:
     def use_profile(self, costs: StepCosts | None, status: ProfileStatus) -> None:
         """Goes by another profile from now on; None by none."""
         self._residuals = Residuals(self._store.gamma_max)
-        self._timings.clear()
         self._costs = None if costs is None else CorrectedCosts(costs, self._residuals)
         self._profile = status
         self._tuner = Tuner()
@@ -125,7 +121,7 @@ class PolicyPlanner:
         return "" if self._usable_costs() is not None else self.profile.detail
 
     def decide(self, step_id: int, loads: Sequence[Load]) -> Speculation:
-        self._note_timings(self.history.oldest_waiting(step_id, loads))
+        self._residuals.learn(before=self.history.oldest_waiting(step_id, loads))
         self._note_fallback()
         costs = self._usable_costs()
         rules = Rules.of(
@@ -145,8 +141,8 @@ class PolicyPlanner:
         if self._shadow is not None and costs is not None and any(load.uids for load in loads):
             self._follow_shadow(step_id, self._shadow, loads, costs)
         self._loads, self._decision = loads, decision
-        if decision.explores:
-            self._explored_at = step_id
+        if decision.explored is not None:
+            self._explored = decision.explored
         return replace(decision.speculation, calibration=self.history.calibrator.calibration)
 
     def learn(self, plan: StepPlan, rounds: Sequence[tuple[Request, Outcome]], *, measured_s: float) -> None:
@@ -156,29 +152,25 @@ class PolicyPlanner:
         if decision is None:
             return
         choice = decision.choice
-        is_steady = not plan.catches_up and all(
-            not batch.admitted and all(known == 1 for known in batch.num_known) for batch in plan.batches
-        )
+        is_steady = is_plain(plan)
         predicted_s = 0.0
         if choice is not None and self._costs is not None:
             predicted_s = choice.step_ms / 1000
             if is_steady:
                 num_sequences = max(len(batch.slots) for batch in plan.batches)
-                self._timings.append(
-                    _Timing(
-                        step_id=plan.step_id,
-                        num_sequences=num_sequences,
-                        gamma=plan.gamma,
-                        raw_ms=choice.step_ms / self._residuals.factor(num_sequences, plan.gamma),
-                        measured_ms=measured_s * 1000,
-                    )
+                self._residuals.hold(
+                    plan.step_id,
+                    num_sequences=num_sequences,
+                    gamma=plan.gamma,
+                    raw_ms=choice.step_ms / self._residuals.factor(num_sequences, plan.gamma),
+                    measured_ms=measured_s * 1000,
                 )
         self._counts.add(
             plan,
             rounds=[outcome for _, outcome in rounds],
             predicted_s=predicted_s if is_steady else 0.0,
             measured_s=measured_s,
-            explores=decision.explores,
+            explores=decision.explored is not None,
         )
 
     def view(self) -> SpeculationView:
@@ -223,27 +215,6 @@ class PolicyPlanner:
         if costs is None:
             raise MissingFeature(f"a hardware profile: {self.profile.detail}")
         return costs
-
-    def evidence(
-        self, loads: Sequence[Load], rules: Rules, aim: Aim, *, to_come: bool, gamma_max: int
-    ) -> list[Evidence]:
-        """Of the drafts that wait now, or of those to come in the steady state, with all sequences that enter in it."""
-        return [
-            Evidence(outlook_of(load, rules, self.history, to_come=to_come, gamma_max=gamma_max), aim.min_survival)
-            for load in loads
-        ]
-
-    def _note_timings(self, oldest_waiting: int) -> None:
-        """Learns from the times of steps none of whose drafts wait any more. oldest_waiting: step of the oldest that
-        do."""
-        while self._timings and self._timings[0].step_id < oldest_waiting:
-            timing = self._timings.popleft()
-            self._residuals.note(
-                num_sequences=timing.num_sequences,
-                gamma=timing.gamma,
-                raw_ms=timing.raw_ms,
-                measured_ms=timing.measured_ms,
-            )
 
     def _note_fallback(self) -> None:
         """Says in the log when dynamic policies begin to run as fixed lengths, and when that ends."""
@@ -298,44 +269,76 @@ class PolicyPlanner:
             costs,
             context=mean_context(loads),
         )
-        explored = explored_length(step_id, self._settings.explore_every, steady, longest)
+        explored = exploration(step_id, self._settings.explore_every, steady, longest, loads)
         if explored is not None and aim.itl_limit_ms is not None:
-            explored = self._bounded(explored, steady.gamma, loads, rules, aim, costs)
-        gamma = steady.gamma if explored is None else explored
-        # What an exploring step drew is verified whole, or it would show only what is known.
-        verifies_all = self._explored_at == step_id - 1 or (steady.covers and not aim.min_survival)
-        if not any(load.uids for load in loads):
-            choice, budgets = None, (VERIFY_EVERYTHING,) * len(loads)
-        elif verifies_all:
-            choice, budgets = predicted(loads, costs, gamma=gamma), (VERIFY_EVERYTHING,) * len(loads)
-        elif explored is None and self._is_steady(loads, steady, question):
-            choice, budgets = steady, steady.budgets
-        else:
-            choice = spend(
-                self.evidence(loads, rules, aim, to_come=False, gamma_max=longest),
-                costs,
-                aim,
-                context=mean_context(loads),
-                sampled=question.sampled,
-                waiting=max((waiting for load in loads for waiting in load.waiting), default=0),
-                gamma=gamma,
-                rate=steady.rate,
+            busiest = max(1, *question.num_sequences)
+            explored = within_limit(
+                explored, steady, costs, aim.itl_limit_ms, num_sequences=busiest, context=mean_context(loads)
             )
-            budgets = choice.budgets
+        gamma = steady.gamma if explored is None else explored.gamma
+        useful = longest_useful(loads)
+        gamma = gamma if useful is None else min(gamma, useful)
+        # What the last exploring step drew is verified whole, or it would show only what is known.
+        last = self._explored
+        explorers = last.uids if last is not None and last.step_id == step_id - 1 else NOBODY
+        choice, budgets = self._spend(loads, rules, aim, costs, steady, question, gamma, explorers)
         speculation = Speculation(
             gamma=gamma,
             feed_drafter=gamma > 0,
             batches=tuple(
                 BatchSpeculation(
                     verify_budget=budget,
-                    limits=limits_of(load, rules, gamma, spares_ends=True),
-                    forced=forced_of(load, rules),
+                    limits=limits_of(
+                        load,
+                        rules,
+                        gamma,
+                        spares_ends=True,
+                        explores=None if explored is None else (steady.gamma, explored.uids),
+                    ),
+                    forced=forced_of(load, rules, explorers),
                 )
                 for load, budget in zip(loads, budgets, strict=True)
             ),
-            min_survival=0.0 if self._explored_at == step_id - 1 else aim.min_survival,
+            min_survival=aim.min_survival,
         )
-        return _Decision(speculation=speculation, choice=choice, explores=explored is not None)
+        return _Decision(speculation=speculation, choice=choice, explored=explored)
+
+    def _spend(
+        self,
+        loads: Sequence[Load],
+        rules: Rules,
+        aim: Aim,
+        costs: CorrectedCosts,
+        steady: Choice,
+        question: Question,
+        gamma: int,
+        explorers: frozenset[int],
+    ) -> tuple[Choice | None, tuple[int, ...]]:
+        """What this step is predicted to be, and how many of the waiting drafts each rank verifies in it."""
+        if not any(load.uids for load in loads):
+            return None, (VERIFY_EVERYTHING,) * len(loads)
+        if steady.covers and not aim.min_survival:
+            return predicted(loads, costs, gamma=gamma), (VERIFY_EVERYTHING,) * len(loads)
+        if not explorers and gamma == steady.gamma and self._is_steady(loads, steady, question):
+            return predicted(loads, costs, gamma=gamma, budgets=steady.budgets), steady.budgets
+        waiting = max((waiting for load in loads for waiting in load.waiting), default=0)
+        choice = spend(
+            [
+                Evidence(
+                    outlook_of(load, rules, self.history, to_come=False, gamma_max=waiting, explorers=explorers),
+                    aim.min_survival,
+                )
+                for load in loads
+            ],
+            costs,
+            aim,
+            context=mean_context(loads),
+            sampled=question.sampled,
+            waiting=waiting,
+            gamma=gamma,
+            rate=steady.rate,
+        )
+        return choice, choice.budgets
 
     def _follow_shadow(self, step_id: int, shadow: Shadow, loads: Sequence[Load], costs: CorrectedCosts) -> None:
         in_force = self._steady_state(step_id, self._store.state, self._watched, loads, costs)
@@ -370,16 +373,3 @@ class PolicyPlanner:
         return question == self._tuner.question and all(
             not load.num_prompt_rows and all(waiting == steady.gamma for waiting in load.waiting) for load in loads
         )
-
-    def _bounded(
-        self, gamma: int, least: int, loads: Sequence[Load], rules: Rules, aim: Aim, costs: CorrectedCosts
-    ) -> int | None:
-        """The longest exploring draft whose verification keeps to the limit; None where not even `least` does."""
-        evidence = self.evidence(loads, rules, aim, to_come=True, gamma_max=gamma)
-        context, sampled = mean_context(loads), is_sampled(loads)
-        assert aim.itl_limit_ms is not None
-        for length in range(gamma, least - 1, -1):
-            whole = everything(evidence, costs, context=context, sampled=sampled, gamma=length)
-            if whole.step_ms <= aim.itl_limit_ms:
-                return length
-        return None

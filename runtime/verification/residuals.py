@@ -15,6 +15,7 @@ Pure bookkeeping; knows no plan and no clock.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,8 +78,19 @@ class _Filter:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    step_id: int
+    num_sequences: int
+    gamma: int
+    ratio: float
+
+
 class Residuals:
     """Ratios of measured to predicted seconds of steps.
+
+    The time of a step depends on the drafts that it drew, through the experts they went to. So it is held back until
+    none of those waits any more, or it would have a say in what becomes of them.
 
     gamma_max: longest draft. problem: why predictions are not to be used; empty while they are.
     """
@@ -88,22 +100,32 @@ class Residuals:
         self._num_lengths = gamma_max + 1
         self._filters: dict[int, _Filter] = {}
         self._newest: _Filter | None = None
+        self._held: deque[_Timing] = deque()
         self._num_noted = 0
 
-    def note(self, *, num_sequences: int, gamma: int, raw_ms: float, measured_ms: float) -> None:
-        """One step that ran as predicted: no prompts in it, nothing that entered or caught up.
+    def hold(self, step_id: int, *, num_sequences: int, gamma: int, raw_ms: float, measured_ms: float) -> None:
+        """Takes the time of a step that ran as predicted, see counts.is_plain, to be learnt from later.
 
         raw_ms: as the profile alone predicted it.
         """
-        load = _load(num_sequences)
+        self._held.append(_Timing(step_id, num_sequences, gamma, math.log(measured_ms / raw_ms)))
+
+    def learn(self, *, before: int) -> None:
+        """Learns from the times held of steps before this one: the one in which the oldest drafts that wait were
+        drawn."""
+        while self._held and self._held[0].step_id < before:
+            self._learn(self._held.popleft())
+
+    def _learn(self, timing: _Timing) -> None:
+        load = _load(timing.num_sequences)
         if load not in self._filters:
             common = 0.0 if self._newest is None else float(self._newest.state[0])
             self._filters[load] = _Filter(self._num_lengths, common)
         self._newest = self._filters[load]
-        self._newest.note(gamma, math.log(measured_ms / raw_ms))
+        self._newest.note(timing.gamma, timing.ratio)
         self._num_noted += 1
         if self._num_noted % JUDGED_EVERY == 0:
-            self.problem = self._newest.problem(gamma)
+            self.problem = self._newest.problem(timing.gamma)
 
     def factor(self, num_sequences: int, gamma: int) -> float:
         """What to multiply the profile's prediction by."""

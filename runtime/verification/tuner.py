@@ -15,10 +15,6 @@ KEEP_STEPS = 8
 """Steps for which an answer is kept under the same load."""
 KEEP_SHARE = 1 / 8
 """Change in the number of sequences, as a share, under which a load is the same."""
-EXPLORE_BEYOND = 2
-"""Drafts beyond the present length that an exploring step draws."""
-DEEP_EVERY = 8
-"""One exploring step in so many draws as many as it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +78,3 @@ class Tuner:
             self._since = step_id
         self.question, self._asked_at = question, step_id
         return self.choice
-
-
-def explored_length(step_id: int, every: int, choice: Choice, longest: int) -> int | None:
-    """Drafts to draw in this step to learn what is beyond the present length; None where this is no step to explore in,
-    or where the present length hides nothing. By the step's number alone, so that no draft has a say in it."""
-    if step_id % every or (choice.covers and choice.gamma == longest):
-        return None
-    is_deep = (step_id // every) % DEEP_EVERY == 0
-    return longest if is_deep else min(longest, choice.gamma + EXPLORE_BEYOND)

@@ -166,12 +166,29 @@ def test_the_book_forgets_whom_it_has_not_heard_of_for_longest() -> None:
     assert len(book) == 2
 
 
+def note(residuals: Residuals, *, gamma: int, measured_ms: float) -> None:
+    residuals.hold(1, num_sequences=4, gamma=gamma, raw_ms=2.0, measured_ms=measured_ms)
+    residuals.learn(before=2)
+
+
+def test_a_time_is_learnt_from_once_no_draft_of_its_step_waits() -> None:
+    residuals = Residuals(GAMMA_MAX)
+    residuals.hold(7, num_sequences=4, gamma=1, raw_ms=2.0, measured_ms=4.0)
+    residuals.hold(8, num_sequences=4, gamma=1, raw_ms=2.0, measured_ms=4.0)
+    residuals.learn(before=7)
+    assert residuals.factor(4, 1) == 1.0
+    residuals.learn(before=8)
+    once = residuals.factor(4, 1)
+    residuals.learn(before=9)
+    assert 1.0 < once < residuals.factor(4, 1)
+
+
 def told_times(ratio: Callable[[int], float], *, steps: int) -> Residuals:
     """Steps of 4 sequences with γ 0, 1 and 2 in turn, each measured at ratio(γ) times what was predicted."""
     made = Residuals(GAMMA_MAX)
     for n in range(steps):
         gamma = n % 3
-        made.note(num_sequences=4, gamma=gamma, raw_ms=2.0, measured_ms=2.0 * ratio(gamma))
+        note(made, gamma=gamma, measured_ms=2.0 * ratio(gamma))
     return made
 
 
@@ -188,7 +205,7 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
 
 def test_one_slow_step_says_little() -> None:
     made = told_times(lambda gamma: 1.0, steps=100)
-    made.note(num_sequences=4, gamma=0, raw_ms=2.0, measured_ms=2000.0)
+    note(made, gamma=0, measured_ms=2000.0)
     assert made.factor(4, 0) < 1.1
 
 

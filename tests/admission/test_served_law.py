@@ -25,8 +25,9 @@ from runtime.request import Request, SamplingParams, StopParams
 from runtime.verification.policy import Dynamic
 from workers.sampling.randomness import Purpose, audit_keys
 
-SLOTS, DEPTH, GAMMA_MAX = 24, 5, 4
-"""Enough sequences for a quick run; worlds of two, in which one moves a budget most, are enumerated."""
+SLOTS, DEPTH, LENGTH, GAMMA_MAX = 24, 5, 11, 4
+"""Streams are longer than what is compared of them: near an end little is drafted and nothing left out. Enough
+sequences for a quick run; worlds of two, in which one moves a budget most, are enumerated."""
 
 CASES: dict[str, dict[str, Any]] = {
     "throughput": {
@@ -58,7 +59,7 @@ def sampled(uid: int, seed: int) -> Request:
         request_id=str(uid),
         prompt=PROMPT,
         sampling=SamplingParams(temperature=1.0, seed=seed, **CUTS),
-        stopping=StopParams(max_tokens=DEPTH),
+        stopping=StopParams(max_tokens=LENGTH),
     )
 
 
@@ -68,7 +69,7 @@ def company(uid: int, rng: random.Random) -> Request:
         request_id=str(uid),
         prompt=tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 4))),
         sampling=SamplingParams(temperature=rng.choice((0.0, 1.0)), seed=rng.getrandbits(64), coupled=True),
-        stopping=StopParams(max_tokens=DEPTH),
+        stopping=StopParams(max_tokens=LENGTH),
     )
 
 
@@ -104,7 +105,7 @@ def sample(num_pairs: int, *, policy: Dynamic, cliffs: Sequence[int], cliff_ms: 
         assert min(speculated) > len(pairs) / 50, (
             f"inconclusive: {speculated} drafts of position {position} stood, fell"
         )
-    return [[served.streams[uid] for uid in pair] for pair in pairs]
+    return [[served.streams[uid][:DEPTH] for uid in pair] for pair in pairs]
 
 
 def p_values(pairs: Sequence[Sequence[Stream]]) -> dict[str, float]:

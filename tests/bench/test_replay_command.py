@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fakes.bench_process import ITSELF, LIMIT_S, TINY, bench, start
+from oracles.days import on_turn
 
 from runtime.bench.asked import Asked
 from runtime.bench.document import Report
@@ -70,6 +71,7 @@ def test_a_profile_is_measured_where_a_policy_needs_one_unless_the_settings_say_
     assert refused.cluster.launcher == "process"
 
 
+@on_turn(1, of=3)
 def test_a_dynamic_policy_is_measured_with_a_profile_that_a_server_of_its_own_makes(tmp_path):
     arguments = (*TINY, "--concurrency", "2", "--policy", "off,dynamic:max=2", "--json", "dynamic.json")
     process = start("bench", *arguments, cwd=tmp_path)
@@ -89,6 +91,7 @@ def test_a_dynamic_policy_is_measured_with_a_profile_that_a_server_of_its_own_ma
     assert report.verdict is None
 
 
+@on_turn(0, of=3)
 def test_a_replay_records_the_real_model_and_its_drafts_stand_as_often_as_asked(tmp_path):
     arguments = (*TINY, "--max-tokens", "16", "--concurrency", "2", "--policy", "off,fixed:3")
     replaying = (*arguments, "--acceptance", "0,1", "--json", "replay.json")

@@ -8,6 +8,7 @@ import pytest
 from fakes.bench import PROMPTS, asked_of, session_of
 from fakes.engine import DESCRIPTION, SOUND_PROFILE
 from fakes.front import in_loop, serving
+from fakes.requests import request
 
 from runtime.bench.errors import BenchError, PolicyRefused
 from runtime.bench.figures import figures_of
@@ -62,9 +63,9 @@ async def test_a_recording_is_made_before_all_cells_and_requests_bring_their_own
     # Two are recorded; then 8 of each closed loop and 16 of the open one, twice, as they report their rounds first.
     assert len(submitted) == 2 + 2 * (8 + 8 + 16)
     answers = {5: (5, 66, 67, 5, 66, 67), 7: (7, 66, 67, 7)}
-    assert [request.oracle for request in submitted[:18]] == [None] * 18
-    for request in submitted[18:]:
-        assert request.oracle == OracleDrafts(continuation=answers[request.prompt[0]], acceptance=0.6)
+    assert [one.oracle for one in submitted[:18]] == [None] * 18
+    for one in submitted[18:]:
+        assert one.oracle == OracleDrafts(continuation=answers[one.prompt[0]], acceptance=0.6)
     kinds = [type(load) for load in session.asked.loads]
     assert kinds == [Closed, Closed, Open]
     assert [run.slot.load for run in session.runs] == list(session.asked.loads)
@@ -97,9 +98,11 @@ async def test_outputs_that_leave_the_recording_are_counted_with_how_far_they_fo
 
 @in_loop
 async def test_a_prompt_that_cannot_be_recorded_ends_the_run_with_its_reason() -> None:
-    async with serving(run_length=1, max_waiting=0, description=replace(DESCRIPTION, num_slots=1)) as front:
+    full = replace(DESCRIPTION, num_slots=1)
+    async with serving(steps_by_itself=False, max_waiting=0, description=full) as front:
+        front.engine.submit(request(999))
         session = session_of(front, records=True)
-        with pytest.raises(BenchError, match=r"prompt [12] could not be recorded: RESOURCE_EXHAUSTED: "):
+        with pytest.raises(BenchError, match=r"prompt 1 could not be recorded: RESOURCE_EXHAUSTED: "):
             await session.run()
         assert session.runs == []
         assert (await front.client.get_policy()).policy.fixed.gamma == 4

@@ -13,6 +13,7 @@ import pytest
 import typer
 from fakes import profiles
 from fakes.supervised import ranks
+from oracles.days import on_turn
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -254,6 +255,7 @@ def test_the_page_needs_nothing_else(cells):
     assert TEMPLATE.is_file()
 
 
+@on_turn(2, of=3)
 def test_a_server_measures_real_ranks_and_goes_on_with_them(tmp_path):
     settings = small(tmp_path)
 

@@ -31,17 +31,21 @@ def test_a_prefill_that_does_not_add_up_is_refused_and_changes_nothing(
     num_known: int, emitted: tuple[int, ...]
 ) -> None:
     sequence = ledger().open(1, (7, 8, 9), 10)
+    sequence.draft_limit = 2
     with pytest.raises(ValueError, match="of 3 prompt tokens"):
-        sequence.commit(num_known, emitted, 2)
+        sequence.commit(num_known, emitted)
     assert (sequence.num_prefilled, sequence.log.tokens, sequence.num_waiting_drafts) == (0, (7, 8, 9), 0)
 
 
 @pytest.mark.parametrize("emitted", [(), (1, 2, 3, 4)])
 def test_a_round_emits_one_token_at_least_and_one_beyond_its_drafts_at_most(emitted: tuple[int, ...]) -> None:
     sequence = ledger().open(1, (7, 8, 9), 10)
-    sequence.commit(3, (5,), 2)
+    sequence.draft_limit = 2
+    sequence.commit(3, (5,))
+    sequence.draft_limit = 0
     with pytest.raises(ValueError, match="from 2 waiting drafts"):
-        sequence.commit(1, emitted, 0)
+        sequence.commit(1, emitted)
     assert (sequence.log.tokens, sequence.num_waiting_drafts) == ((7, 8, 9, 5), 2)
-    sequence.commit(1, (1, 2, 3), 0)
+    sequence.commit(1, (1, 2, 3))
     assert (sequence.log.tokens, sequence.committed_len) == ((7, 8, 9, 5, 1, 2, 3), 6)
+    assert sequence.num_waiting_drafts == 0
