@@ -58,13 +58,14 @@ def write_files(report: Report, outputs: Outputs) -> bool:
         return page(report)
 
     done = [
-        _write("--json", outputs.json, as_json),
-        _write("--html", outputs.html, as_page),
+        write_file("--json", outputs.json, as_json),
+        write_file("--html", outputs.html, as_page),
     ]
     return all(done)
 
 
-def _write(option: str, path: Path | None, make: Callable[[], str]) -> bool:
+def write_file(option: str, path: Path | None, make: Callable[[], str]) -> bool:
+    """Whether it was written, or nothing was asked for; else option, path and reason are told."""
     if path is None:
         return True
     try:

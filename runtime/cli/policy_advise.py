@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from runtime.cli.console import OUT, run, show
+from configs.load import SettingsError
+from runtime.cli.bench_files import Outputs, write_file
+from runtime.cli.console import EXIT_NO, EXIT_USAGE, OUT, fail, run, show
 from runtime.cli.options import DEFAULT_TIMEOUT_S, UINT32_MAX, Addresses, Timeout
 from runtime.cli.phrases import by_position
 from runtime.cli.replicas import answers_of, ask_once, finish, labelled, print_failures
@@ -26,6 +29,9 @@ def advise(
     context: Annotated[
         int | None, typer.Option(min=1, max=UINT32_MAX, help="Their mean length in tokens; as they run if unset.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots; needs outrider[bench].")
+    ] = None,
     timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Say what each draft length would bring, by the hardware profile and the survival of drafts so far.
@@ -33,10 +39,16 @@ def advise(
     Tokens are those committed per sequence and step: by the estimated survival of each position, and, beside it, by the
     geometric formula at one rate of acceptance.
     """
-    run(_advise(addresses, timeout_s, sequences, context))
+    try:
+        Outputs(json=None, html=html).check()
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+    run(_advise(addresses, timeout_s, sequences, context, html))
 
 
-async def _advise(addresses: list[str], timeout_s: float, sequences: int | None, context: int | None) -> None:
+async def _advise(
+    addresses: list[str], timeout_s: float, sequences: int | None, context: int | None, html: Path | None
+) -> None:
     outcomes = await ask_once(
         addresses, timeout_s, lambda client: client.advise(num_sequences=sequences, context=context)
     )
@@ -44,7 +56,17 @@ async def _advise(addresses: list[str], timeout_s: float, sequences: int | None,
         OUT.print(labelled(answer.address, title_of(answer.value), len(outcomes)), markup=False, soft_wrap=True)
         show(advice_table(answer.value))
         OUT.print(answer.value.sentence, markup=False, soft_wrap=True)
-    finish(print_failures(outcomes))
+    codes = [print_failures(outcomes)]
+    advice = [(answer.address, title_of(answer.value), answer.value) for answer in answers_of(outcomes)]
+    if html is not None and advice:
+
+        def as_page() -> str:
+            from runtime.bench.advice_page import page
+
+            return page(advice)
+
+        codes.append(0 if write_file("--html", html, as_page) else EXIT_NO)
+    finish(*codes)
 
 
 def title_of(reply: operator_pb2.AdvisePolicyResponse) -> str:

@@ -169,6 +169,16 @@ def advice_message(report: AdviceReport) -> operator_pb2.AdvisePolicyResponse:
         survival_by_position=report.survival_by_position,
         best_gamma=report.best_gamma,
         sentence=report.sentence,
+        reliability=[
+            operator_pb2.Reliability(
+                bins=[
+                    operator_pb2.ReliabilityBin(confidence=one.confidence, acceptance=one.acceptance, weight=one.weight)
+                    for one in bins
+                ]
+            )
+            for bins in report.reliability
+        ],
+        calibration_error_by_position=report.calibration_error_by_position,
     )
 
 

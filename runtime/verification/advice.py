@@ -86,6 +86,8 @@ def advise(
         survival_by_position=tuple(survival_EG.mean(0).tolist()),
         best_gamma=best.gamma,
         sentence=_sentence(acceptance, policy, choices, best, num_sequences),
+        reliability=history.calibrator.reliability(),
+        calibration_error_by_position=history.calibrator.errors(),
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from runtime.verification.costs import Floats, Ints
+from runtime.verification.view import ReliabilityBin
 from workers.plan import IDENTITY, NUM_TEMPERATURE_CLASSES, Calibration
 
 WINDOW = 256
@@ -170,16 +171,17 @@ class Calibrator:
         total_G = np.maximum(self._count_GN.sum(1), 1e-12)
         return tuple((np.abs(self._predicted_GN - self._observed_GN).sum(1) / total_G).tolist())
 
-    def reliability(self) -> list[list[tuple[float, float, float]]]:
-        """By position, per bin of confidence that has samples: mean confidence, mean acceptance, samples."""
-        return [
-            [
-                (float(p / n), float(o / n), float(n))
-                for p, o, n in zip(predicted, observed, count, strict=True)
-                if n > 0
-            ]
-            for predicted, observed, count in zip(self._predicted_GN, self._observed_GN, self._count_GN, strict=True)
-        ]
+    def reliability(self) -> tuple[tuple[ReliabilityBin, ...], ...]:
+        """By position, the bins of confidence that have samples."""
+        columns = (self._predicted_GN, self._observed_GN, self._count_GN)
+        return tuple(
+            tuple(
+                ReliabilityBin(confidence=predicted / weight, acceptance=observed / weight, weight=weight)
+                for predicted, observed, weight in zip(*(column[g].tolist() for column in columns), strict=True)
+                if weight > 0
+            )
+            for g in range(self.gamma_max)
+        )
 
     def state(self) -> dict[str, Any]:
         """All that was learnt, as JSON holds it; not the samples."""

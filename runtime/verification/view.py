@@ -102,11 +102,22 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilityBin:
+    """Drafts of about one confidence: its mean, their mean acceptance, and how many, older ones counting less."""
+
+    confidence: float
+    acceptance: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceReport:
     """Advice for a load, per draft length from 0.
 
     num_sequences: in decode; context: their mean length, tokens. acceptance: α, of drafts that verification reached.
     sentence: for an operator, with the figures that speak for it.
+    reliability: per draft position, bins of confidence that have drafts; calibration_error_by_position: their mean
+        distance from what came of them.
     """
 
     num_sequences: int
@@ -116,3 +127,5 @@ class AdviceReport:
     survival_by_position: tuple[float, ...]
     best_gamma: int
     sentence: str
+    reliability: tuple[tuple[ReliabilityBin, ...], ...] = ()
+    calibration_error_by_position: tuple[float, ...] = ()

@@ -251,6 +251,17 @@ async def test_advice_is_a_row_per_draft_length_with_the_best_one_marked_and_a_s
 
 
 @in_loop
+async def test_advice_is_drawn_into_a_page_where_it_can_be_written(outrider, tmp_path):
+    async with serving() as front:
+        front.engine.speculation, front.engine.advice = MEASURED, ADVICE
+        written = await outrider("policy", "advise", "--html", str(tmp_path / "a.html"), "--address", front.address)
+        refused = await outrider("policy", "advise", "--html", str(tmp_path), "--address", front.address)
+    assert (written.exit_code, refused.exit_code) == (0, console.EXIT_USAGE)
+    assert ADVICE.sentence in (tmp_path / "a.html").read_text()
+    assert "is a directory; name a file in it" in refused.stderr
+
+
+@in_loop
 async def test_the_status_has_the_planner_in_it(outrider):
     async with serving() as front:
         front.engine.speculation = VIEW

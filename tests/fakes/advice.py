@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from runtime.verification.policy import Dynamic
-from runtime.verification.view import Advice, AdviceReport, ProfileState, ProfileStatus, ShadowView, SpeculationView
+from runtime.verification.view import (
+    Advice,
+    AdviceReport,
+    ProfileState,
+    ProfileStatus,
+    ReliabilityBin,
+    ShadowView,
+    SpeculationView,
+)
 
 ADVICE = AdviceReport(
     num_sequences=17,
@@ -23,6 +31,14 @@ ADVICE = AdviceReport(
     survival_by_position=(0.75, 0.4375),
     best_gamma=2,
     sentence="acceptance 0.69 at γ=1: use 2",
+    reliability=(
+        (
+            ReliabilityBin(confidence=0.25, acceptance=0.3125, weight=40.0),
+            ReliabilityBin(confidence=0.875, acceptance=0.8125, weight=60.0),
+        ),
+        (ReliabilityBin(confidence=0.5625, acceptance=0.53125, weight=30.0),),
+    ),
+    calibration_error_by_position=(0.0625, 0.03125),
 )
 
 SHADOW = ShadowView(

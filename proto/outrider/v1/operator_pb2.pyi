@@ -167,7 +167,7 @@ class AdvisePolicyRequest(_message.Message):
     def __init__(self, num_sequences: _Optional[int] = ..., context: _Optional[int] = ...) -> None: ...
 
 class AdvisePolicyResponse(_message.Message):
-    __slots__ = ("num_sequences", "context", "advice", "acceptance", "survival_by_position", "best_gamma", "sentence")
+    __slots__ = ("num_sequences", "context", "advice", "acceptance", "survival_by_position", "best_gamma", "sentence", "reliability", "calibration_error_by_position")
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,8 @@ class AdvisePolicyResponse(_message.Message):
     SURVIVAL_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
     BEST_GAMMA_FIELD_NUMBER: _ClassVar[int]
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    RELIABILITY_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_ERROR_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
     num_sequences: int
     context: int
     advice: _containers.RepeatedCompositeFieldContainer[Advice]
@@ -182,7 +184,25 @@ class AdvisePolicyResponse(_message.Message):
     survival_by_position: _containers.RepeatedScalarFieldContainer[float]
     best_gamma: int
     sentence: str
-    def __init__(self, num_sequences: _Optional[int] = ..., context: _Optional[int] = ..., advice: _Optional[_Iterable[_Union[Advice, _Mapping]]] = ..., acceptance: _Optional[float] = ..., survival_by_position: _Optional[_Iterable[float]] = ..., best_gamma: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
+    reliability: _containers.RepeatedCompositeFieldContainer[Reliability]
+    calibration_error_by_position: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, num_sequences: _Optional[int] = ..., context: _Optional[int] = ..., advice: _Optional[_Iterable[_Union[Advice, _Mapping]]] = ..., acceptance: _Optional[float] = ..., survival_by_position: _Optional[_Iterable[float]] = ..., best_gamma: _Optional[int] = ..., sentence: _Optional[str] = ..., reliability: _Optional[_Iterable[_Union[Reliability, _Mapping]]] = ..., calibration_error_by_position: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Reliability(_message.Message):
+    __slots__ = ("bins",)
+    BINS_FIELD_NUMBER: _ClassVar[int]
+    bins: _containers.RepeatedCompositeFieldContainer[ReliabilityBin]
+    def __init__(self, bins: _Optional[_Iterable[_Union[ReliabilityBin, _Mapping]]] = ...) -> None: ...
+
+class ReliabilityBin(_message.Message):
+    __slots__ = ("confidence", "acceptance", "weight")
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    confidence: float
+    acceptance: float
+    weight: float
+    def __init__(self, confidence: _Optional[float] = ..., acceptance: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Advice(_message.Message):
     __slots__ = ("gamma", "budget", "tokens", "geometric_tokens", "step_s", "tokens_per_s")
