@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from fakes import echo_worker
-from oracles.days import by_day
+from oracles.days import by_day, on_turn
 
 import runtime
 from configs.schema import ClusterSettings
@@ -50,6 +50,7 @@ def run_fake(*arguments: str, timeout_s: float, orphaned: bool = False) -> dict[
     return {**found, "end_s": time.monotonic() - found["now_s"], "num_lines": len(lines)}
 
 
+@on_turn(3, of=4)
 @pytest.mark.ray
 @pytest.mark.parametrize(
     "fault",

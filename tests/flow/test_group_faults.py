@@ -151,6 +151,7 @@ def test_a_rank_that_fails_takes_no_stream_with_it_in_silence(
     assert {"kill": "SIGKILL", "raise": saboteur.DEATH_CRY, "stop": "no result after"}[how] in told
 
 
+@on_turn(1, of=2)
 def test_a_rank_dies_while_the_group_comes_back(faulty: FaultyHouse) -> None:
     """Twice in a row: once in a step, once while loading; and a third time in the first step after."""
     faulty.strike(
@@ -205,7 +206,7 @@ def chain(faulty: FaultyHouse, count: int, seed: int) -> None:
     assert len(json.loads(faulty.orders.read_text())) == 0
 
 
-@on_turn(0, of=2)
+@on_turn(1, of=4)
 def test_three_faults_in_a_row(faulty: FaultyHouse) -> None:
     chain(faulty, 3, seed=5)
 

@@ -50,6 +50,7 @@ def house_of(layout: dict[str, int], launcher: str = "process", **settings: obje
         yield house
 
 
+@on_turn(1, of=2)
 @pytest.mark.parametrize("layout", by_day(LAYOUTS))
 def test_two_ranks_say_what_one_says(reference_house: House, layout: dict[str, int]) -> None:
     plain = streams(reference_house, None, 6)

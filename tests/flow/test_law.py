@@ -133,6 +133,7 @@ def test_tokens_follow_the_targets_law_20000(house: House, law: dict[tuple[int, 
     check(house, law, 20_000, policy)
 
 
+@on_turn(1, of=2)
 def test_the_g_test_sees_a_biased_sampler(law: dict[tuple[int, ...], float]) -> None:
     """A sampler whose second token is the commonest a tenth of the time is rejected; the right one is not."""
     rng = random.Random(0)

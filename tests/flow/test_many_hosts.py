@@ -171,7 +171,7 @@ def _wait(is_so: object) -> None:
         time.sleep(0.2)  # other processes tell nothing when they are ready
 
 
-@on_turn(0, of=2)
+@on_turn(0, of=4)
 @pytest.mark.parametrize("layout", by_day({"tp2": ("--tp", "2"), "dp2_ep2": ("--dp", "2", "--ep", "2")}))
 def test_ranks_on_two_hosts_serve_as_one(hosts: Hosts, house: House, layout: tuple[str, ...], tmp_path: Path) -> None:
     prompt = heldout(1, 90)[0]

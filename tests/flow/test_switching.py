@@ -168,7 +168,7 @@ def check_exact(house: House, seconds: float) -> None:
 
 
 def test_switching_under_load_changes_no_stream(reference_house: House) -> None:
-    check_exact(reference_house, 10)
+    check_exact(reference_house, 5)
 
 
 @pytest.mark.full

@@ -60,7 +60,7 @@ def streams(worker: Worker, drive: Callable[[Driver], None], **fields: object) -
 
 @pytest.mark.parametrize(
     "fields",
-    by_day({"greedy": {}, "coupled": {"temperature": 1.0}, "top_k": {"temperature": 0.7, "top_k": 5}}, count=2),
+    by_day({"greedy": {}, "coupled": {"temperature": 1.0}, "top_k": {"temperature": 0.7, "top_k": 5}}),
 )
 def test_speculation_changes_no_token(worker: Worker, fields: dict[str, object]) -> None:
     plain = streams(worker, lambda d: d.run(0), **fields)
