@@ -10,6 +10,7 @@ import pytest
 from fakes.bench import PROMPTS, asked_of, session_of
 from fakes.engine import DESCRIPTION, SOUND_PROFILE
 from fakes.front import Front, in_loop, serving
+from fakes.requests import request
 
 from outrider.v1 import operator_pb2
 from runtime.bench import condition
@@ -132,7 +133,10 @@ async def test_a_policy_that_somebody_else_sets_ends_the_run_and_stays() -> None
 
 @in_loop
 async def test_requests_that_fail_are_recorded_by_code_with_what_the_server_said() -> None:
-    async with serving(run_length=1, max_waiting=0, description=replace(DESCRIPTION, num_slots=1)) as front:
+    """All of them: one that never ends has the only slot."""
+    full = replace(DESCRIPTION, num_slots=1)
+    async with serving(steps_by_itself=False, max_waiting=0, description=full) as front:
+        front.engine.submit(request(999))
         session = session_of(front, policies=(Policy(None),), loads=(Closed(4),), repeats=2, warmup=4)
         await session.run()
     for run in session.runs:
