@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jinja2
 import matplotlib
 from matplotlib.figure import Figure as Canvas
 
 from runtime.bench.canvas import PANEL_HEIGHT, PANEL_WIDTH, STYLE, Picture, svg_text
+from runtime.bench.template import render
 
 if TYPE_CHECKING:
     from outrider.v1 import operator_pb2
@@ -23,13 +23,9 @@ LARGEST_DOT = 90.0
 
 def page(advice: Sequence[tuple[str, str, operator_pb2.AdvisePolicyResponse]]) -> str:
     """HTML text. advice: address, a line on the load, and the reply, of each server."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     with matplotlib.rc_context(STYLE):
         servers = [(address, title, reply.sentence, list(_pictures(reply))) for address, title, reply in advice]
-    return template.render(servers=servers)
+    return render(TEMPLATE, servers=servers)
 
 
 def _pictures(reply: operator_pb2.AdvisePolicyResponse) -> Iterator[Picture]:

@@ -85,10 +85,6 @@ class Asked:
         """Of a cell or its warm-up: more prompts are never sent."""
         return max(self.warmup, self.requests_per_cell)
 
-    def before_of(self, slot: Slot) -> int:
-        """Requests that run before a cell."""
-        return self.warmup if slot.repeat else self.requests_of(slot.load)
-
     @property
     def total_requests(self) -> int:
         """Of all cells, those before them included."""

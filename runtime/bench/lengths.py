@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from runtime.bench.completion import Completion
+from runtime.geometric import geometric_length
 
 PARTING = 0.03
 """Relative difference of the two formulas past which one average rate misleads."""
@@ -92,11 +93,6 @@ class RoundCounts:
         """Whether the formulas part by more than PARTING of the first."""
         exact, rough = self.expected_by_survival, self.expected_by_rate
         return exact is not None and rough is not None and abs(rough - exact) > Fraction(PARTING) * exact
-
-
-def geometric_length(alpha: Fraction, gamma: int) -> Fraction:
-    """(1 − α^(γ+1)) / (1 − α), and its limit γ + 1 at α = 1."""
-    return Fraction(gamma + 1) if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
 def count_rounds(completions: Iterable[tuple[Completion, int]], gamma: int) -> RoundCounts:

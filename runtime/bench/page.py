@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jinja2
-
 from runtime.bench import document, table
 from runtime.bench.plots import pictures
 from runtime.bench.report import load_text
+from runtime.bench.template import render
 from runtime.bench.verdict import NEAR
 from runtime.bench.verdict_table import verdict_lines
 
@@ -18,10 +17,12 @@ TEMPLATE = Path(__file__).with_name("report.html.j2")
 
 def page(report: document.Report) -> str:
     """HTML text. Needs matplotlib."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.globals.update(
+    return render(
+        TEMPLATE,
+        filters={"figure": _figure},
+        report=report,
+        pictures=pictures(report),
+        remarks=table.remarks(report),
         load_text=load_text,
         limits_text=table.limits_text,
         verdict=table.verdict,
@@ -29,9 +30,6 @@ def page(report: document.Report) -> str:
         near=NEAR,
         document=document,
     )
-    environment.filters.update(figure=_figure)
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(report=report, pictures=pictures(report), remarks=table.remarks(report))
 
 
 def _figure(value: float | None, digits: int = 2) -> str:

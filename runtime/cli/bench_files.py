@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from rich.markup import escape
 
 from configs.load import SettingsError
 from runtime.cli.console import ERR, complain
+from runtime.replaced_file import replace_text
 
 if TYPE_CHECKING:
     from runtime.bench.document import Report
@@ -89,14 +89,7 @@ def _put(path: Path, text: str) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()) or not os.access(folder, os.W_OK):
         path.write_text(text, encoding="utf-8")
         return
-    beside = folder / f".outrider-bench-{os.getpid()}.tmp"
-    try:
-        beside.write_text(text, encoding="utf-8")
-        if path.exists():
-            shutil.copymode(path, beside)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    replace_text(path, text)
 
 
 def _is_stdout(path: Path) -> bool:

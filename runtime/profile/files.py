@@ -4,7 +4,6 @@ Knows no ranks and no terminal."""
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from configs.load import BUNDLED
 from runtime.profile.document import Identity, Profile
 from runtime.profile.identity import differences, digest
+from runtime.replaced_file import replace_text
 from runtime.verification.view import ProfileState, ProfileStatus
 
 log = logging.getLogger(__name__)
@@ -46,13 +46,7 @@ def profile_path(state_dir: Path, identity: Identity) -> Path:
 
 def write(profile: Profile, path: Path) -> None:
     """Replaces the file at once, so that none is left half written; makes its folder. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    replace_text(path, profile.model_dump_json(indent=1) + "\n")
 
 
 def read(path: Path) -> Profile:

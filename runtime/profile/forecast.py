@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.geometric import geometric_length
 from runtime.profile.document import Profile
-from runtime.verification.advice import geometric_tokens
 from runtime.verification.profile import ProfileCosts
 
 ACCEPTANCES = (0.5, 0.7, 0.9)
@@ -52,7 +52,7 @@ class Forecast:
 
     def tokens_per_s(self, load: int, gamma: int, acceptance: float, *, sampled: bool = True) -> float:
         """Of all data-parallel ranks, were every draft to stand with that one probability."""
-        tokens = self.profile.identity.dp * load * geometric_tokens(acceptance, gamma)
+        tokens = self.profile.identity.dp * load * geometric_length(acceptance, gamma)
         return 1000 * tokens / self.step_ms(load, gamma, sampled=sampled)
 
     def best_gamma(self, load: int, acceptance: float, gammas: Sequence[int], *, sampled: bool = True) -> int:

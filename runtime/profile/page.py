@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jinja2
-
+from runtime.bench.template import render
 from runtime.profile import table
 from runtime.profile.document import Profile
 from runtime.profile.forecast import ACCEPTANCES, Forecast
@@ -16,12 +15,9 @@ TEMPLATE = Path(__file__).with_name("profile.html.j2")
 
 def page(profile: Profile) -> str:
     """HTML text. Needs matplotlib."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     forecast = Forecast.of(profile)
-    return template.render(
+    return render(
+        TEMPLATE,
         profile=profile,
         forecast=forecast,
         acceptances=ACCEPTANCES,

@@ -78,7 +78,6 @@ class Scheduler:
             entering=entering,
             entering_traits=tuple(self._traits[uid] for uid in entering),
             num_prompt_rows=sum(sequence.num_prompt_left for sequence in prefills),
-            num_prefilling=len(prefills),
             max_rows=self._max_step_tokens,
         )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
-
+from runtime.bench.template import render
 from runtime.simulate import table
 from runtime.simulate.plots import pictures
 from runtime.simulate.study import Cell, Study
@@ -16,11 +15,9 @@ TEMPLATE = Path(__file__).with_name("simulation.html.j2")
 
 def page(study: Study, cells: Sequence[Cell]) -> str:
     """HTML text. Needs matplotlib."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     shown = table.speed_table(cells)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return render(
+        TEMPLATE,
         facts=[*study.facts],
         pictures=pictures(cells),
         table=shown,

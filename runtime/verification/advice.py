@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.front.errors import MissingFeature
+from runtime.geometric import geometric_length
 from runtime.verification.costs import Floats, StepCosts
 from runtime.verification.history import History
 from runtime.verification.planner import Aim, Choice, Evidence, Outlook, choose
@@ -18,12 +19,6 @@ ENOUGH_REACHED = 32
 WORTH_SAYING = 1.01
 """Lengths whose rates differ by less are as good as each other."""
 USUAL_CONTEXT = 64
-
-
-def geometric_tokens(acceptance: float, gamma: int) -> float:
-    """Tokens of a round of γ drafts that stand with one probability each, the next token included: (1 − α^(γ+1)) /
-    (1 − α) (Leviathan et al. 2211.17192, eq. 1)."""
-    return float(gamma + 1) if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
 def advise(
@@ -76,7 +71,7 @@ def advise(
                 gamma=choice.gamma,
                 budget=choice.budgets[0],
                 tokens=choice.tokens / num_sequences,
-                geometric_tokens=geometric_tokens(acceptance, choice.gamma),
+                geometric_tokens=geometric_length(acceptance, choice.gamma),
                 step_s=choice.step_ms / 1000,
                 tokens_per_s=choice.rate * 1000,
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 
+from runtime.replaced_file import replace_text
 from runtime.verification.calibration import Calibrator
 from workers.plan import WorkerDescription
 
@@ -44,15 +44,8 @@ class CalibrationFile:
 
     def save(self, calibrator: Calibrator) -> None:
         """Replaces the file at once. What cannot be written is named in the log: it will be learnt again."""
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        text = json.dumps({"schema": SCHEMA, "calibration": calibrator.state()}, allow_nan=False) + "\n"
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(
-                json.dumps({"schema": SCHEMA, "calibration": calibrator.state()}, allow_nan=False) + "\n",
-                encoding="utf-8",
-            )
-            beside.replace(self.path)
+            replace_text(self.path, text)
         except OSError as error:
             log.warning("the calibration is not kept: %s: %s", self.path, error.strerror or error)
-        finally:
-            beside.unlink(missing_ok=True)

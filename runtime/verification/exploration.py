@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.verification.costs import StepCosts
+from runtime.verification.costs import CostCurve
 from runtime.verification.planner import Choice
 from runtime.verification.speculation import Load
 
@@ -54,14 +54,13 @@ def exploration(step_id: int, every: int, steady: Choice, longest: int, loads: S
 
 
 def within_limit(
-    found: Exploration, steady: Choice, costs: StepCosts, limit_ms: float, *, num_sequences: int, context: float
+    found: Exploration, steady: Choice, curve: CostCurve, limit_ms: float, *, num_sequences: int
 ) -> Exploration | None:
     """The same with a draft so short that neither drawing it nor verifying it takes a step beyond the limit; None where
     none is.
 
-    num_sequences, context: of the busiest data-parallel rank.
+    curve: of steps of this load. num_sequences: of the busiest data-parallel rank.
     """
-    curve = costs.at(num_sequences, context)
     explorers = min(len(found.uids), num_sequences)
     of_others = (steady.rows - num_sequences) * (1 - explorers / num_sequences)
     for gamma in range(found.gamma, steady.gamma, -1):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from typing import Any
 from configs.schema import SpeculationSettings
 from runtime.audit import AUDIT
 from runtime.front.errors import InvalidRequest
+from runtime.replaced_file import replace_text
 from runtime.verification.policy import (
     BY_SETTINGS,
     MAX_CLASSES,
@@ -79,18 +79,7 @@ class PolicyFile:
         with self._turn:
             if state.revision < self._revision:
                 return
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
-            try:
-                with beside.open("w", encoding="utf-8") as file:
-                    file.write(_text_of(state))
-                    file.flush()
-                    os.fsync(file.fileno())
-                beside.replace(self.path)
-            except OSError:
-                beside.unlink(missing_ok=True)
-                raise
-            _sync_folder(self.path.parent)
+            replace_text(self.path, _text_of(state), lasting=True)
             self._revision = state.revision
 
     def keep(self, state: PolicyState) -> bool:
@@ -168,15 +157,6 @@ def _free_name(path: Path) -> Path:
         number += 1
         aside = path.with_name(f"{path.name}.broken-{number}")
     return aside
-
-
-def _sync_folder(path: Path) -> None:
-    """Makes a rename in the folder lasting."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _text_of(state: PolicyState) -> str:

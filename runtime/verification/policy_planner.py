@@ -130,14 +130,14 @@ class PolicyPlanner:
             fallback=None if costs is not None else self._settings.gamma,
         )
         in_force = rules.in_force(loads)
-        aim = common_aim(in_force)
-        if costs is None or aim is None or not any(load.uids or load.entering for load in loads):
+        is_planned = costs is not None and any(rule.aim is not None for rule in in_force)
+        if costs is None or not is_planned or not any(load.uids or load.entering for load in loads):
             # By a stale profile too: that is how it is found to be right again.
             decision = self._as_told(loads, rules, in_force, self._costs)
         else:
             for load in loads:
                 self.history.check_causal(step_id, load)
-            decision = self._as_pays(step_id, loads, rules, in_force, aim, costs)
+            decision = self._as_pays(step_id, loads, rules, in_force, costs)
         if self._shadow is not None and costs is not None and any(load.uids for load in loads):
             self._follow_shadow(step_id, self._shadow, loads, costs)
         self._loads, self._decision = loads, decision
@@ -251,37 +251,22 @@ class PolicyPlanner:
         loads: Sequence[Load],
         rules: Rules,
         in_force: Sequence[Rule],
-        aim: Aim,
         costs: CorrectedCosts,
     ) -> _Decision:
-        longest = min(max(rule.cap for rule in in_force), costs.gamma_max)
-        least = min(max(rule.forced for rule in in_force), longest)
-        question = Question(
-            num_sequences=tuple(len(load.uids) + len(load.entering) for load in loads),
-            sampled=is_sampled(loads),
-            gammas=range(least, longest + 1),
-            aim=aim,
-        )
-        steady = self._tuner.follow(
-            step_id,
-            question,
-            lambda: [outlook_of(load, rules, self.history, to_come=True, gamma_max=longest) for load in loads],
-            costs,
-            context=mean_context(loads),
-        )
-        explored = exploration(step_id, self._settings.explore_every, steady, longest, loads)
+        steady, question = self._steady_state(step_id, rules, in_force, self._tuner, loads, costs)
+        aim = question.aim
+        explored = exploration(step_id, self._settings.explore_every, steady, question.gammas[-1], loads)
         if explored is not None and aim.itl_limit_ms is not None:
             busiest = max(1, *question.num_sequences)
-            explored = within_limit(
-                explored, steady, costs, aim.itl_limit_ms, num_sequences=busiest, context=mean_context(loads)
-            )
+            curve = costs.at(busiest, mean_context(loads), sampled=question.sampled)
+            explored = within_limit(explored, steady, curve, aim.itl_limit_ms, num_sequences=busiest)
         gamma = steady.gamma if explored is None else explored.gamma
         useful = longest_useful(loads)
         gamma = gamma if useful is None else min(gamma, useful)
         # What the last exploring step drew is verified whole, or it would show only what is known.
         last = self._explored
         explorers = last.uids if last is not None and last.step_id == step_id - 1 else NOBODY
-        choice, budgets = self._spend(loads, rules, aim, costs, steady, question, gamma, explorers)
+        choice, budgets = self._spend(loads, rules, costs, steady, question, gamma, explorers)
         speculation = Speculation(
             gamma=gamma,
             feed_drafter=gamma > 0,
@@ -307,7 +292,6 @@ class PolicyPlanner:
         self,
         loads: Sequence[Load],
         rules: Rules,
-        aim: Aim,
         costs: CorrectedCosts,
         steady: Choice,
         question: Question,
@@ -317,7 +301,7 @@ class PolicyPlanner:
         """What this step is predicted to be, and how many of the waiting drafts each rank verifies in it."""
         if not any(load.uids for load in loads):
             return None, (VERIFY_EVERYTHING,) * len(loads)
-        if steady.covers and not aim.min_survival:
+        if steady.covers and not question.aim.min_survival:
             return predicted(loads, costs, gamma=gamma), (VERIFY_EVERYTHING,) * len(loads)
         if not explorers and gamma == steady.gamma and self._is_steady(loads, steady, question):
             return predicted(loads, costs, gamma=gamma, budgets=steady.budgets), steady.budgets
@@ -326,12 +310,12 @@ class PolicyPlanner:
             [
                 Evidence(
                     outlook_of(load, rules, self.history, to_come=False, gamma_max=waiting, explorers=explorers),
-                    aim.min_survival,
+                    question.aim.min_survival,
                 )
                 for load in loads
             ],
             costs,
-            aim,
+            question.aim,
             context=mean_context(loads),
             sampled=question.sampled,
             waiting=waiting,
@@ -341,32 +325,39 @@ class PolicyPlanner:
         return choice, choice.budgets
 
     def _follow_shadow(self, step_id: int, shadow: Shadow, loads: Sequence[Load], costs: CorrectedCosts) -> None:
-        in_force = self._steady_state(step_id, self._store.state, self._watched, loads, costs)
         own_state = PolicyState(policy=shadow.policy, revision=0, effective_step=0)
-        shadow.note(in_force, self._steady_state(step_id, own_state, shadow.tuner, loads, costs))
+        choices = []
+        for state, tuner in ((self._store.state, self._watched), (own_state, shadow.tuner)):
+            rules = Rules.of(state, self._store.gamma_max, fallback=None)
+            choices.append(self._steady_state(step_id, rules, rules.in_force(loads), tuner, loads, costs)[0])
+        shadow.note(*choices)
 
     def _steady_state(
-        self, step_id: int, state: PolicyState, tuner: Tuner, loads: Sequence[Load], costs: CorrectedCosts
-    ) -> Choice:
-        """What the policies of `state` would run in under this load, fixed lengths being steady states without a
-        choice."""
-        rules = Rules.of(state, self._store.gamma_max, fallback=None)
-        in_force = rules.in_force(loads)
+        self,
+        step_id: int,
+        rules: Rules,
+        in_force: Sequence[Rule],
+        tuner: Tuner,
+        loads: Sequence[Load],
+        costs: CorrectedCosts,
+    ) -> tuple[Choice, Question]:
+        """What the rules would run in under this load, fixed lengths being steady states without a choice; and what
+        that is the answer to. in_force: see Rules.in_force."""
         longest = min(max(rule.cap for rule in in_force), costs.gamma_max)
-        aim = common_aim(in_force)
         question = Question(
             num_sequences=tuple(len(load.uids) + len(load.entering) for load in loads),
             sampled=is_sampled(loads),
             gammas=range(min(max(rule.forced for rule in in_force), longest), longest + 1),
-            aim=aim or Aim(min_gain=0.0),
+            aim=common_aim(in_force) or Aim(min_gain=0.0),
         )
-        return tuner.follow(
+        steady = tuner.follow(
             step_id,
             question,
             lambda: [outlook_of(load, rules, self.history, to_come=True, gamma_max=longest) for load in loads],
             costs,
             context=mean_context(loads),
         )
+        return steady, question
 
     def _is_steady(self, loads: Sequence[Load], steady: Choice, question: Question) -> bool:
         """Whether this step is one of the steady state that was asked for, whose budgets then are its own."""

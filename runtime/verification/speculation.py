@@ -26,7 +26,6 @@ class Load:
     waiting: drafts that wait for it. committed: its length, tokens. left: tokens it may still emit.
     entering: uids of sequences whose prompts may end in this step; entering_traits: theirs.
     num_prompt_rows: prompt tokens that wait for a pass, of all sequences.
-    num_prefilling: sequences that those are of.
     max_rows: most token rows of a pass.
     """
 
@@ -38,15 +37,7 @@ class Load:
     entering: tuple[int, ...] = ()
     entering_traits: tuple[Traits, ...] = ()
     num_prompt_rows: int = 0
-    num_prefilling: int = 0
     max_rows: int = 512
-
-    @property
-    def num_decoding(self) -> int:
-        return len(self.uids)
-
-
-_EVERYBODY: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +49,8 @@ class BatchSpeculation:
     """
 
     verify_budget: int = VERIFY_EVERYTHING
-    limits: Mapping[int, int] = field(default_factory=lambda: _EVERYBODY)
-    forced: Mapping[int, int] = field(default_factory=lambda: _EVERYBODY)
+    limits: Mapping[int, int] = field(default_factory=dict)
+    forced: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

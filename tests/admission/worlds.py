@@ -225,7 +225,6 @@ class World:
                     entering=entering,
                     entering_traits=(traits,) * len(entering),
                     num_prompt_rows=len(PROMPT) * len(entering),
-                    num_prefilling=len(entering),
                 )
             )
         return tuple(loads)

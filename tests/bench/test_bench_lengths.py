@@ -9,7 +9,8 @@ from fakes.bench import completion_of, round_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.bench.lengths import RoundCounts, count_rounds, geometric_length
+from runtime.bench.lengths import RoundCounts, count_rounds
+from runtime.geometric import geometric_length
 
 FAR = 1000
 """A limit that no round comes near."""

@@ -9,66 +9,34 @@ from __future__ import annotations
 
 import functools
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from flow.gtest import holm_rejects, table_p_values
+from oracles import tiny_law
 from oracles.days import by_day
 from oracles.driver import Driver, Live
-from oracles.make_tiny_models import write_checkpoint
-from oracles.ranks import load_worker
+from oracles.tiny_law import CUTS, PROMPT, VOCAB_SIZE, Stream, exact_law, next_laws
 
 from workers.plan import VERIFY_EVERYTHING
-from workers.probe import trace_sequences
-from workers.sampling.processors import RowParams, target_law
 from workers.sampling.randomness import Purpose, audit_keys, exponential_noise
 from workers.step import Worker
 
-Stream = tuple[int, ...]
-
-VOCAB_SIZE, SLOTS, DEPTH = 48, 48, 4
+SLOTS, DEPTH = 48, 4
 GAMMAS = (0, 1, 2, 3, 5)
-PROMPT = (11,)
-CUTS: dict[str, Any] = {"top_k": 4, "top_p": 0.8, "min_p": 0.2}
-"""Each of them takes tokens away that the other two leave."""
 
 BUDGETS = {"scarce": (2, 6, 12, 24), "ample": (3, 20, VERIFY_EVERYTHING)}
 
 
-@functools.cache
 def worker() -> Worker:
-    """A small hybrid model, about half of whose drafts stand."""
-    shape = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-    with tempfile.TemporaryDirectory() as directory:
-        write_checkpoint(Path(directory), shape, agree=0.15)
-        return load_worker(Path(directory), max_running=SLOTS, max_model_len=32)
-
-
-def next_laws(streams: Sequence[Stream], *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> torch.Tensor:
-    """The target's law of the token after PROMPT and each stream, at temperature 1, [streams, V]."""
-    rank = worker().rank
-    traces = trace_sequences(rank.model, rank.ops, [PROMPT + stream for stream in streams], lambda i: 99)
-    ones = torch.ones(len(streams))
-    cuts = RowParams(temperature=ones, top_k=(ones * top_k).long(), top_p=ones * top_p, min_p=ones * min_p)
-    return target_law(torch.stack([trace.logits[-1] for trace in traces]), cuts, any_sampled=True, any_sorted=True)
+    return tiny_law.worker(SLOTS)
 
 
 @functools.cache
-def exact_law() -> dict[Stream, float]:
-    """P(first DEPTH tokens)."""
-    law: dict[Stream, float] = {(): 1.0}
-    for _ in range(DEPTH):
-        law = {
-            (*stream, token): probability * float(law_V[token])
-            for (stream, probability), law_V in zip(law.items(), next_laws(list(law), **CUTS), strict=True)
-            for token in law_V.nonzero().flatten().tolist()
-        }
-    return law
+def law() -> dict[Stream, float]:
+    return exact_law(worker(), DEPTH)
 
 
 def sample(count: int, budgets: Sequence[int]) -> list[Stream]:
@@ -101,7 +69,7 @@ def sample(count: int, budgets: Sequence[int]) -> list[Stream]:
 
 
 def check(count: int, budgets: Sequence[int]) -> None:
-    p_values = table_p_values(sample(count, budgets), exact_law(), 0, DEPTH - 1)
+    p_values = table_p_values(sample(count, budgets), law(), 0, DEPTH - 1)
     assert not holm_rejects(p_values, 1e-6), p_values
 
 
@@ -157,6 +125,6 @@ def test_each_cut_works_alone(cut: str) -> None:
     lives = [driver.add(PROMPT, 1, temperature=1.0, seed=seed, **{cut: CUTS[cut]}) for seed in range(1, 1 + SLOTS)]
     driver.step()
     noise_BV = exponential_noise(torch.arange(1, 1 + SLOTS), torch.zeros(SLOTS, dtype=torch.int64), VOCAB_SIZE)
-    cut_V, whole_V = next_laws([()], **{cut: CUTS[cut]})[0], next_laws([()])[0]
+    cut_V, whole_V = next_laws(worker(), [()], **{cut: CUTS[cut]})[0], next_laws(worker(), [()])[0]
     assert [live.out for live in lives] == (cut_V / noise_BV).argmax(-1, keepdim=True).tolist()
     assert [live.out for live in lives] != (whole_V / noise_BV).argmax(-1, keepdim=True).tolist()

@@ -62,7 +62,7 @@ def test_it_keeps_to_the_latency_limit() -> None:
     # 16 sequences with 2 drafts each: 48 rows. Four explorers of γ: 16 + 24 + 4 γ rows.
     steady = choice(2, rows=48)
     bounded = [
-        within_limit(found, steady, costs, limit_ms, num_sequences=16, context=9.0)
+        within_limit(found, steady, costs, limit_ms, num_sequences=16)
         for limit_ms in (10 + 72 + 2, 10 + 40 + 4 * 5 + 2, 10 + 40 + 4 * 3 + 2, 10 + 40 + 4 * 3 + 1.9)
     ]
     assert [one and one.gamma for one in bounded] == [8, 5, 3, None]
