@@ -131,6 +131,7 @@ class SpeculationSettings(Settings):
     revision: int = Field(
         1,
         ge=1,
+        le=2**53,
         description="A policy that operators set is kept under state_dir and comes before this one, unless this number "
         "is higher than the kept one's: raise it to have the policy written here take over.",
     )

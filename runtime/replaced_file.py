@@ -9,11 +9,15 @@ from pathlib import Path
 
 def replace_text(path: Path, text: str, *, lasting: bool = False) -> None:
     """Makes the file's folder, where it is missing, and leaves nothing beside the file. One that is there keeps its
-    mode.
+    mode. What is no plain file (a link, a pipe, a device) is written as it stands, for a rename would take its place.
 
-    lasting: returns when the new text would outlast a loss of power. Raises OSError; the old text stands then.
+    lasting: returns when the new text would outlast a loss of power. Raises OSError; a plain file's old text stands
+    then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with beside.open("w", encoding="utf-8") as file:

@@ -86,7 +86,7 @@ def _put(path: Path, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    if path.is_symlink() or (path.exists() and not path.is_file()) or not os.access(folder, os.W_OK):
+    if not os.access(folder, os.W_OK):
         path.write_text(text, encoding="utf-8")
         return
     replace_text(path, text)

@@ -13,7 +13,13 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validato
 
 SCHEMA_VERSION: Literal[1] = 1
 
-Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST = 2**31 - 1
+"""No count is larger: a file that says so was not measured."""
+LONGEST_MS = 1e9
+LONGEST_DRAFT = 1024
+
+Milliseconds = Annotated[float, Field(ge=0, le=LONGEST_MS)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Part(BaseModel):
@@ -33,14 +39,14 @@ class Identity(Part):
     machines: tuple[str, ...] = Field(min_length=1, description="One per rank, in order.")
     torch_version: str
     outrider_version: str
-    dp: int = Field(ge=1)
-    tp: int = Field(ge=1)
-    ep: int = Field(ge=1)
-    worker_threads: int = Field(ge=1, description="Compute threads of a rank on CPUs.")
+    dp: Count
+    tp: Count
+    ep: Count
+    worker_threads: Count = Field(description="Compute threads of a rank on CPUs.")
     collectives: str = Field(description="What carries them between ranks: gloo or nccl; none for a rank alone.")
-    page_size: int = Field(ge=1)
-    gamma_max: int = Field(ge=0)
-    max_step_tokens: int = Field(ge=1)
+    page_size: Count
+    gamma_max: int = Field(ge=0, le=LONGEST_DRAFT)
+    max_step_tokens: Count
 
 
 class Method(Part):
@@ -68,13 +74,15 @@ class Cell(Part):
     """Steps of one kind. Milliseconds; collective, dispatch and combine are part of the others."""
 
     sampled: bool = Field(description="Whether tokens are drawn; else the best is taken, of drafts too.")
-    num_sequences: int = Field(ge=1, description="In decode, on each data-parallel rank.")
-    context: float = Field(
-        gt=0, allow_inf_nan=False, description="Mean committed length over the steps of the load, tokens."
+    num_sequences: Count = Field(description="In decode, on each data-parallel rank.")
+    context: float = Field(gt=0, le=MOST, description="Mean committed length over the steps of the load, tokens.")
+    waiting: int = Field(
+        ge=0, le=LONGEST_DRAFT, description="Drafts that waited for each sequence; 0: the drafter was not fed before."
     )
-    waiting: int = Field(ge=0, description="Drafts that waited for each sequence; 0: the drafter was not fed before.")
-    gamma: int = Field(ge=0, description="Drafts drawn at the end for each sequence; 0: the drafter did not run.")
-    rows: int = Field(ge=1, description="Of the target pass of a data-parallel rank, before padding to a tier.")
+    gamma: int = Field(
+        ge=0, le=LONGEST_DRAFT, description="Drafts drawn at the end for each sequence; 0: the drafter did not run."
+    )
+    rows: Count = Field(description="Of the target pass of a data-parallel rank, before padding to a tier.")
     step: Timing = Field(description="From planning to booking: host, links and the slowest rank.")
     target: Timing = Field(description="From the plan's arrival at the rank to the end of the target pass.")
     verify: Timing = Field(description="Deciding what stands, and sampling.")
@@ -83,6 +91,13 @@ class Cell(Part):
     collective: Timing = Field(description="Waiting for and moving data between ranks.")
     dispatch: Timing = Field(description="Token rows to the owners of their experts.")
     combine: Timing = Field(description="Experts' outputs back to the rows.")
+
+    @field_validator("step")
+    @classmethod
+    def _takes_time(cls, step: Timing) -> Timing:
+        if step.median <= 0:
+            raise ValueError("a step that takes no time was not measured; measure the profile anew")
+        return step
 
 
 class Imbalance(Part):
@@ -109,7 +124,7 @@ class Profile(Part):
     @field_validator("tiers")
     @classmethod
     def _tiers_rise(cls, tiers: tuple[int, ...]) -> tuple[int, ...]:
-        if tiers != tuple(sorted({*tiers})) or (tiers and tiers[0] < 1):
+        if tiers != tuple(sorted({*tiers})) or (tiers and not 1 <= tiers[0] <= tiers[-1] <= MOST):
             raise ValueError(f"{list(tiers)} do not rise from 1 or more; measure the profile anew")
         return tiers
 

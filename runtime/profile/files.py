@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 FOLDER = "profiles"
 """Of `state_dir` and of the configs package."""
+CLOCKS_DIFFER_DAYS = 1.0
+"""A profile from further in the future tells nothing of its age."""
 REMEDY = "measure one with `outrider profile` and the settings of this server, or set speculation.measure_profile"
 
 
@@ -81,7 +83,7 @@ def find(
     fitting = [found for found in candidates if found.profile.identity == identity]
     if not fitting:
         return None, _foreign(candidates, identity)
-    fresh = [found for found in fitting if found.profile.age_days(now) <= max_age_days]
+    fresh = [found for found in fitting if -CLOCKS_DIFFER_DAYS <= found.profile.age_days(now) <= max_age_days]
     if not fresh:
         age = fitting[0].profile.age_days(now)
         detail = (

@@ -11,7 +11,7 @@ from runtime.geometric import geometric_length
 from runtime.verification.costs import Floats, StepCosts
 from runtime.verification.history import History
 from runtime.verification.planner import Aim, Choice, Evidence, Outlook, choose
-from runtime.verification.policy import Fixed, Off, Policy
+from runtime.verification.policy import Dynamic, Fixed, Off, Policy
 from runtime.verification.view import Advice, AdviceReport
 
 ENOUGH_REACHED = 32
@@ -105,9 +105,9 @@ def _sentence(acceptance: float, policy: Policy, choices: Sequence[Choice], best
             here, where = choices[0], f"acceptance {acceptance:.2f}, without speculation and at {load}"
         case _:
             plain = f"{best.rate / choices[0].rate:.2f} times the tokens per second of ordinary decoding"
-            return (
-                f"acceptance {acceptance:.2f} at {load}: {use} is best now, with {plain}; {policy} finds it by itself"
-            )
+            # Bounds and limits may keep a policy from the best.
+            finds = "finds it by itself" if policy == Dynamic() else "is in force"
+            return f"acceptance {acceptance:.2f} at {load}: {use} is best now, with {plain}; {policy} {finds}"
     gain = best.rate / here.rate
     if gain < WORTH_SAYING:
         return f"{where}: keep it, no other length promises {WORTH_SAYING - 1:.0%} more"

@@ -41,6 +41,9 @@ NUM_BINS = 10
 ERROR_WINDOW = 2048.0
 """Samples after which one counts half in the calibration error."""
 
+LARGEST_KEPT = 1e6
+"""Of what a state may hold: slopes, offsets, and counts, which decay."""
+
 _NEWTON_STEPS = 4
 """From the last fit, which mostly is near; one that starts from afar is gone on with at the next fit."""
 _MAX_LOG_ODDS = 30.0
@@ -207,6 +210,10 @@ class Calibrator:
         if any(array.shape != shape or not np.isfinite(array).all() for array in arrays):
             raise ValueError(f"not a calibration of {shape[0]} classes and {shape[1]} positions")
         slope, offset, stood, reached = arrays
+        if any((np.abs(array) > LARGEST_KEPT).any() for array in arrays):
+            raise ValueError(
+                f"a calibration with numbers beyond {LARGEST_KEPT:g}, which nothing that was learnt comes to"
+            )
         if (slope < 0).any() or (stood < 0).any() or (stood > reached + 1e-9).any():
             raise ValueError("a calibration whose slopes fall or whose rates pass 1")
         self._slope_CG, self._offset_CG, self._stood_CG, self._reached_CG = slope, offset, stood, reached

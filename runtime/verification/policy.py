@@ -23,6 +23,9 @@ BY_SETTINGS = "the settings of this server"
 """Whom the state names before anybody has set a policy."""
 
 
+DEFAULT_MIN_GAIN = 0.01
+
+
 @dataclass(frozen=True, slots=True)
 class Off:
     """Plain decoding; the drafter does not run."""
@@ -56,7 +59,7 @@ class Dynamic:
     gamma_min: int = 0
     gamma_max: int | None = None
     itl_limit_ms: float | None = None
-    min_gain: float = 0.01
+    min_gain: float = DEFAULT_MIN_GAIN
     min_survival: float = 0.0
 
     def __str__(self) -> str:
@@ -65,6 +68,8 @@ class Dynamic:
             parts.append(f"gamma={self.gamma_min}..{'max' if self.gamma_max is None else self.gamma_max}")
         if self.itl_limit_ms is not None:
             parts.append(f"itl_limit_ms={self.itl_limit_ms:g}")
+        if self.min_gain != DEFAULT_MIN_GAIN:
+            parts.append(f"min_gain={self.min_gain:g}")
         if self.min_survival:
             parts.append(f"min_survival={self.min_survival:g}")
         return " ".join(parts)

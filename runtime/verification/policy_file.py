@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -195,6 +196,7 @@ def _state_of(text: str) -> PolicyState:
         classes[priority] = _policy_of(entry["policy"], f"{where}.policy")
     if not isinstance(content["set_by"], str):
         raise ValueError("set_by is no text")
+    content["set_by"].encode()  # halves of characters, which JSON can hold, cannot be printed: a ValueError
     return PolicyState(
         policy=_policy_of(content["policy"], "policy"),
         revision=revision,
@@ -241,8 +243,8 @@ def _integer(value: object, where: str, least: int = 0, end: int = _ANY_GAMMA + 
     return value
 
 
-def _number(value: object, where: str, least: float = -1e18, end: float = 1e18) -> float:
+def _number(value: object, where: str, least: float = -sys.float_info.max, most: float = sys.float_info.max) -> float:
     # Compared before it becomes a float, for which whole numbers may be too long.
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < end:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError(f"{where} is no number that can stand there")
     return float(value)

@@ -108,7 +108,8 @@ class Residuals:
 
         raw_ms: as the profile alone predicted it.
         """
-        self._held.append(_Timing(step_id, num_sequences, gamma, math.log(measured_ms / raw_ms)))
+        if raw_ms > 0 and measured_ms > 0:  # a clock that stood still tells nothing
+            self._held.append(_Timing(step_id, num_sequences, gamma, math.log(measured_ms / raw_ms)))
 
     def learn(self, *, before: int) -> None:
         """Learns from the times held of steps before this one: the one in which the oldest drafts that wait were

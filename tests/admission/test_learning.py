@@ -212,3 +212,13 @@ def test_one_slow_step_says_little() -> None:
 def test_a_profile_of_another_machine_or_of_other_drafts_is_found_out() -> None:
     assert "times what the profile says" in told_times(lambda gamma: 5.0, steps=1200).problem
     assert told_times(lambda gamma: (1.0, 1.0, 3.0)[gamma], steps=1200).problem
+
+
+@pytest.mark.parametrize("name", ["slopes", "offsets", "reached"])
+def test_a_kept_calibration_with_numbers_beyond_reason_is_refused(name: str) -> None:
+    state = Calibrator(GAMMA_MAX).state()
+    state[name] = [[1e300] * GAMMA_MAX] * len(state[name])
+    fresh = Calibrator(GAMMA_MAX)
+    with pytest.raises(ValueError, match="beyond"):
+        fresh.restore(state)
+    assert fresh.state() == Calibrator(GAMMA_MAX).state()

@@ -163,13 +163,14 @@ def test_a_running_server_is_measured_and_has_its_policy_back(server, tmp_path):
 
 
 def test_a_file_that_cannot_be_written_ends_with_1_and_costs_neither_the_table_nor_the_other(server, tmp_path):
-    html_file = tmp_path / "x.html"
+    html_file, full = tmp_path / "x.html", tmp_path / "full"
+    full.symlink_to("/dev/full")
     where = ("--address", server.address, *TINY, "--concurrency", "2", "--policy", "off")
-    result = bench(*where, "--json", "/dev/full", "--html", str(html_file))
+    result = bench(*where, "--json", str(full), "--html", str(html_file))
     assert result.exit_code == EXIT_NO, result.output
     assert "what clients see" in result.stdout
     assert "<svg" in html_file.read_text()
-    assert "error: --json /dev/full: No space left on device; it was not written" in result.stderr
+    assert f"error: --json {full}: No space left on device; it was not written" in result.stderr
 
 
 def test_a_policy_that_the_server_cannot_serve_is_refused_and_nothing_is_switched(server):

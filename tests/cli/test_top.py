@@ -326,7 +326,7 @@ def outrider(monkeypatch):
 @in_loop
 async def test_without_a_terminal_it_prints_one_table_of_one_interval_and_ends(outrider):
     async with serving(steps_by_itself=False) as front:
-        call = front.client.call(request_for(max_tokens=100))
+        call = front.client.call(request_for(max_tokens=100_000))
         await front.engine.until(lambda: len(front.engine.live) == 1)
         printing = asyncio.create_task(outrider("top", "--interval-s", "0.1", "--address", front.address))
         while not printing.done():

@@ -179,7 +179,7 @@ def noisy_profiles(draw) -> Profile:
     loads = draw(st.lists(st.sampled_from([1, 2, 4, 7, 64]), min_size=1, max_size=3, unique=True))
     gamma_max = draw(st.integers(0, 8))
     lengths = sorted({0, *draw(st.lists(st.integers(0, gamma_max), max_size=3))})
-    price = st.tuples(st.floats(0, 100), st.floats(0, 100))
+    price = st.tuples(st.floats(0.001, 100), st.floats(0, 100))
     cells: list[Cell] = []
     for load in loads:
         for drafts in lengths:

@@ -297,3 +297,33 @@ def test_shipped_profiles_are_whole():
         profile = files.read(path)
         assert isinstance(profile, Profile)
         assert files.profile_path(Path(), profile.identity).name == path.name
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("cells", 0, "step", "median"), 0.0),
+        (("cells", 0, "step", "median"), 1e300),
+        (("cells", 0, "num_sequences"), 10**400),
+        (("cells", 0, "rows"), 2**31),
+        (("cells", 0, "context"), 1e300),
+        (("tiers",), [10**30]),
+        (("identity", "gamma_max"), 10**7),
+    ],
+)
+def test_figures_that_nobody_measured_are_no_profile(tmp_path, place, value):
+    """Prices of nothing, or of more than arrays hold, would fail in the first step that is planned by them."""
+    path = kept(tmp_path)
+    content = part = json.loads(path.read_text())
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(files.ProfileFileError, match=place[0]):
+        files.read(path)
+    assert look(tmp_path)[1].state is ProfileState.MISSING
+
+
+def test_a_profile_of_the_future_counts_as_stale(tmp_path):
+    kept(tmp_path, age=-400 * DAY)
+    assert look(tmp_path)[1].state is ProfileState.STALE

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.schema import SpeculationSettings
-from runtime.verification.policy import Dynamic, Fixed, Off, PolicyState
+from runtime.verification.policy import Dynamic, Fixed, Off, PolicyState, check_bounds
 from runtime.verification.policy_file import PolicyFile, choose, state_at_start
 
 WHO = "ipv4:10.0.0.7:41234"
@@ -255,3 +255,22 @@ def test_saves_that_overtake_each_other_leave_the_newest(file: PolicyFile):
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(file.save, [*states[::-2], *states[::2]]))
     assert file.load() == states[-1]
+
+
+@pytest.mark.parametrize("limit_ms", [5e-324, 1e18, 1.7e308])
+def test_whatever_limit_is_accepted_is_read_back(tmp_path: Path, limit_ms: float) -> None:
+    policy = Dynamic(itl_limit_ms=limit_ms)
+    check_bounds(policy, 8)
+    file = PolicyFile(tmp_path / "policy.json")
+    file.save(PolicyState(policy=policy, revision=2**53 + 7, effective_step=1))
+    found = file.load()
+    assert found is not None
+    assert (found.policy, found.revision) == (policy, 2**53 + 7)
+
+
+def test_a_name_that_cannot_be_printed_is_set_aside(tmp_path: Path) -> None:
+    file = PolicyFile(tmp_path / "policy.json")
+    file.save(PolicyState(policy=Off(), revision=3, effective_step=1, set_by="somebody"))
+    file.path.write_text(file.path.read_text().replace("somebody", "\\ud800"))
+    assert file.load() is None
+    assert (tmp_path / "policy.json.broken").exists()

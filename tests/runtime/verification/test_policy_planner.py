@@ -258,3 +258,13 @@ def test_the_view_adds_up() -> None:
     assert len(view.survival_by_position) == len(view.calibration_error_by_position) == 4
     assert list(view.survival_by_position) == sorted(view.survival_by_position, reverse=True)
     assert view.calibration_version > 0
+
+
+def test_advice_says_of_a_bounded_policy_no_more_than_that_it_is_in_force() -> None:
+    planner = planner_of(costs=CHEAP)
+    run(bench_with(planner, accept=0.8), Fixed(4), 80)
+    said = []
+    for policy in (Dynamic(), Dynamic(gamma_max=0), Dynamic(itl_limit_ms=0.1)):
+        planner._store.set(policy, expected_revision=None, effective_step=1, set_by="a test", now=0)
+        said.append(planner.advise(num_sequences=None, context=None).sentence)
+    assert ["finds it by itself" in sentence for sentence in said] == [True, False, False]
