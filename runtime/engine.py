@@ -82,11 +82,10 @@ class Engine:
         try:
             found = None
             if self._profiles is not None:
-                found = await self._profiles.find(
-                    group, progress, may_measure=self._settings.speculation.measure_profile
-                )
-            measured_on = None if found is None else found.life
-            self._adopt(begin_life(group, self._books.queue, self._settings, measured_on, now_s=self._clock()))
+                may_measure = self._settings.speculation.measure_profile
+                found = await self._profiles.find(group, progress, may_measure=may_measure)
+            after = found.life if found else None
+            self._adopt(begin_life(group, self._books.queue, self._settings, after, now_s=self._clock()))
             self.policies.begin(self.description, found, capacity=self._capacity)
         except (ValueError, WorkerError):
             await self._groups.stop()
@@ -315,6 +314,7 @@ class Engine:
             return
         self._work.clear()
         self._books.deliver(self._books.outbox.take())
+        self.policies.planner.catch_up()
         await self._work.wait()
 
     async def _round(self) -> None:
@@ -328,6 +328,7 @@ class Engine:
             # Lets the task run up to its first wait, so that the ranks compute while the front takes the events.
             await asyncio.sleep(0)
             self._books.deliver(self._books.outbox.take())
+            self.policies.planner.catch_up()
             result = await execution
         finally:
             execution.cancel()

@@ -85,6 +85,7 @@ class Policies:
 
     def keep(self) -> None:
         """At the end: what was learnt of drafts is kept."""
+        self.planner.catch_up()
         if self._calibration is not None and self.planner.history.calibrator.num_reached:
             self._calibration.save(self.planner.history.calibrator)
 

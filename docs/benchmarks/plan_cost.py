@@ -97,6 +97,7 @@ class Server:
         plan, rounds = self.result(decided)
         began = time.perf_counter()
         self.planner.learn(plan, rounds, measured_s=float(self.rng.uniform(0.03, 0.05)))
+        self.planner.catch_up()
         learnt_s = time.perf_counter() - began
         self.waiting = decided.gamma
         return decided_s, learnt_s

@@ -49,10 +49,10 @@ class Pace:
 
 
 THOROUGH = Pace(
-    sampled=Steps((0, 1, 2, 3, 4, 5, 8), (0, 1 / 3, 2 / 3, 1)),
-    greedy=Steps((0, 1, 3), (0, 1)),
-    warmup=2,
-    repeats=7,
+    sampled=Steps((0, 1, 2, 3, 4, 5, 8), (0, 1 / 2, 1)),
+    greedy=Steps((0, 2), (0, 1)),
+    warmup=1,
+    repeats=5,
     num_longer=2,
     load_ratio=2,
 )

@@ -121,6 +121,7 @@ class Simulation:
                 began_s = self.clock.now_s
                 plan = scheduler.plan(self.planner)
                 books.note_starts(plan)
+                self.planner.catch_up()
                 result = await self.group.execute(plan)
                 rounds = books.rounds(plan, result)
                 for event in books.settle(plan.step_id, rounds):

@@ -24,6 +24,10 @@ DEEP_EVERY = 8
 """One exploring step in so many draws as many as it may."""
 RESTING = 4
 """Without speculation steps explore so many times more rarely: the drafter has to catch up with all sequences first."""
+LITTLE = 128
+"""Reached draft positions that show whether drafting may pay; while fewer are known it is explored eagerly."""
+EAGER = 8
+"""So many times more often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,18 @@ class Exploration:
     uids: frozenset[int]
 
 
-def exploration(step_id: int, every: int, steady: Choice, longest: int, loads: Sequence[Load]) -> Exploration | None:
+def period(every: int, steady: Choice, num_reached: float) -> int:
+    """Steps from one exploring step to the next. every: as told. num_reached: draft positions known of."""
+    if num_reached < LITTLE:
+        return max(2, every // EAGER)
+    return every if steady.gamma else every * RESTING
+
+
+def exploration(step_id: int, period: int, steady: Choice, longest: int, loads: Sequence[Load]) -> Exploration | None:
     """What to explore in this step; None where this is no step to explore in, or the present length hides nothing.
 
-    every: steps from one to the next. steady: what the other sequences do. longest: draft that may be drawn.
+    period: steps from one to the next. steady: what the other sequences do. longest: draft that may be drawn.
     """
-    period = every if steady.gamma else every * RESTING
     if step_id % period or (steady.covers and steady.gamma == longest):
         return None
     turn = step_id // period

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +22,15 @@ from runtime.verification.planner import Outlook
 from runtime.verification.speculation import Load
 from runtime.verification.survival import SurvivalBook
 from workers.plan import StepPlan, temperature_class
+
+
+@dataclass(frozen=True, slots=True)
+class Witnessed:
+    """A step that is over, with the steps in which the drafts that waited in it were drawn, one per round."""
+
+    plan: StepPlan
+    rounds: Sequence[tuple[Request, Outcome]]
+    drawn: Sequence[int]
 
 
 class History:
@@ -38,21 +48,31 @@ class History:
         self._num_remembered = 4 * capacity + 4096
         self._prior_CG: Floats | None = None
 
-    def note(self, plan: StepPlan, rounds: Sequence[tuple[Request, Outcome]]) -> None:
-        """Learns of a step that is over: scores and acceptance of the drafts that waited in it. Those that it has drawn
-        wait now, and nothing is known of them."""
-        seen = [(request, outcome) for request, outcome in rounds if outcome.num_drafts]
-        if seen:
-            self._note_drafts(plan, seen)
+    def witness(self, plan: StepPlan, rounds: Sequence[tuple[Request, Outcome]]) -> Witnessed:
+        """Takes down who drew in a step that is over: their drafts wait now. To be learnt from by `note`, then or
+        later, steps in order."""
+        drawn = [self._drafted_at.get(request.uid, plan.step_id - 1) for request, _ in rounds]
         for request, outcome in rounds:
             if outcome.samples and plan.gamma:
                 self._drafted_at[request.uid] = plan.step_id
                 self._drafted_at.move_to_end(request.uid)
-        self.calibrator.refit(plan.step_id)
-        self._prior_CG = None
         # Not those of this step alone: drafts may wait longer, where a step has no rows for all sequences.
         while len(self._drafted_at) > self._num_remembered:
             self._drafted_at.popitem(last=False)
+        return Witnessed(plan, rounds, drawn)
+
+    def note(self, step: Witnessed) -> None:
+        """Learns scores and acceptance of the drafts that waited in a step. Of those that it has drawn nothing is
+        known."""
+        seen = [
+            (request, outcome, drawn)
+            for (request, outcome), drawn in zip(step.rounds, step.drawn, strict=True)
+            if outcome.num_drafts
+        ]
+        if seen:
+            self._note_drafts(step.plan, seen)
+            self._prior_CG = None
+        self.calibrator.refit(step.plan.step_id)
 
     def check_causal(self, step_id: int, load: Load) -> None:
         """Asserts that nothing which is used for this step knows of the drafts that wait for it."""
@@ -74,14 +94,21 @@ class History:
             default=step_id,
         )
 
-    def outlook(self, uids: Sequence[int], classes: Ints, caps_R: Ints, forced_R: Ints, *, num_rows: int) -> Outlook:
-        """What to expect of the drafts of some sequences.
+    def outlook(
+        self, uids: Sequence[int], classes: Ints, caps_R: Ints, forced_R: Ints, *, num_prompt_rows: int
+    ) -> Outlook:
+        """What to expect of the drafts of some sequences, in a pass with prompt rows besides.
 
-        classes: temperature classes, [R]; caps_R, forced_R: as in Outlook. num_rows: of the pass beside drafts.
+        classes: temperature classes, [R]; caps_R, forced_R: as in Outlook.
         """
         survival_EG, of_E, share = self.survivals.evidence(uids, self.prior()[classes])
         return Outlook(
-            survival_EG=survival_EG, caps_E=caps_R[of_E], forced_E=forced_R[of_E], share=share, num_rows=num_rows
+            survival_EG=survival_EG,
+            caps_E=caps_R[of_E],
+            forced_E=forced_R[of_E],
+            share=share,
+            num_rows=len(uids) + num_prompt_rows,
+            num_prompt_rows=num_prompt_rows,
         )
 
     def prior(self) -> Floats:
@@ -97,23 +124,23 @@ class History:
         usual: Floats = weight_C @ self.prior()
         return usual
 
-    def _note_drafts(self, plan: StepPlan, seen: Sequence[tuple[Request, Outcome]]) -> None:
-        classes = np.array([temperature_class(request.sampling.temperature) for request, _ in seen], dtype=np.int64)
-        width = max(len(outcome.scores) for _, outcome in seen)
+    def _note_drafts(self, plan: StepPlan, seen: Sequence[tuple[Request, Outcome, int]]) -> None:
+        """seen: with the step in which the drafts were drawn."""
+        classes = np.array([temperature_class(request.sampling.temperature) for request, *_ in seen], dtype=np.int64)
+        width = max(len(outcome.scores) for _, outcome, _ in seen)
         scores_RG = np.array(
-            [[*outcome.scores, *[np.nan] * (width - len(outcome.scores))] for _, outcome in seen], dtype=np.float64
+            [[*outcome.scores, *[np.nan] * (width - len(outcome.scores))] for _, outcome, _ in seen], dtype=np.float64
         )
         confidence_RG = self.calibrator.rates()[classes]  # where a position was not drafted, as its class does
         drafted_RG = self.calibrator.confidence(scores_RG, classes)
         confidence_RG[:, :width] = np.where(np.isnan(drafted_RG), confidence_RG[:, :width], drafted_RG)
-        uids = [request.uid for request, _ in seen]
-        drawn = [self._drafted_at.get(uid, plan.step_id - 1) for uid in uids]
+        uids, drawn = [request.uid for request, *_ in seen], [drawn for *_, drawn in seen]
         self.survivals.note(uids, np.cumprod(confidence_RG, axis=1, dtype=np.float64), drawn)
 
         whole = [_verified_whole(plan, dp_rank) for dp_rank in range(len(plan.batches))]
         reached = [
             (classes[i], position, outcome.scores[position], label, outcome.slot in whole[outcome.dp_rank])
-            for i, (_, outcome) in enumerate(seen)
+            for i, (_, outcome, _) in enumerate(seen)
             for position, label in enumerate(outcome.acceptance)
         ]
         columns = list(zip(*reached, strict=True)) or [(), (), (), (), ()]

@@ -51,7 +51,7 @@ def outlook_of(
         np.array([one.temperature_class for one in traits], dtype=np.int64),
         np.minimum(caps_R, gamma_max),
         np.minimum(forced_R, caps_R),
-        num_rows=len(uids) + max(0, prompt_rows),
+        num_prompt_rows=max(0, prompt_rows),
     )
 
 

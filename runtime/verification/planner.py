@@ -7,6 +7,10 @@ the same whatever the waiting drafts are, and the ranks, which alone see their s
     draft length γ     of the steady state that commits most tokens per second, drafting and verification both paid
     verify budget K    of this step, for the drafts that wait: each row must bring more than it costs at that rate
 
+Prompts are no part of that rate: their rows are computed once, whatever is drafted, so the time that they take is left
+out before tokens are divided by it. Else a step full of prompts would make drafts look cheap. What a draft row costs
+beside them does count.
+
 The second is Dinkelbach's form of the first: a ratio Σ tokens / Σ time is largest when every step maximises
 tokens − rate · time at the best rate (Management Science 13, 1967).
 
@@ -35,7 +39,7 @@ class Outlook:
     survival_EG: float64 in [0, 1], not rising along G: a draft stands together with all before it. Each row of evidence
         stands for `share` of a sequence, so that E · share sequences decode.
     caps_E: int64, drafts at most. forced_E: int64, drafts that are verified whatever they cost; no more than the cap.
-    num_rows: token rows of the pass beside drafts: one per decode, and those of prompts.
+    num_rows: token rows of the pass beside drafts: one per decode, and those of prompts, num_prompt_rows of them.
     """
 
     survival_EG: Floats
@@ -43,6 +47,7 @@ class Outlook:
     forced_E: Ints
     share: float
     num_rows: int
+    num_prompt_rows: int = 0
 
     @property
     def num_sequences(self) -> float:
@@ -63,8 +68,8 @@ class Choice:
     """One way to run a step.
 
     gamma: drafts drawn. budgets: draft rows verified at most, per data-parallel rank. rows: of the busiest rank's pass.
-    tokens: expected to be committed, by decodes of all ranks. step_ms: predicted. covers: nothing that waits is left
-    out.
+    tokens: expected to be committed, by decodes of all ranks. step_ms: predicted. prompt_ms: of that, what a step
+    without drafts takes longer for its prompts. covers: nothing that waits is left out.
     """
 
     gamma: int
@@ -73,11 +78,12 @@ class Choice:
     tokens: float
     step_ms: float
     covers: bool
+    prompt_ms: float = 0.0
 
     @property
     def rate(self) -> float:
-        """Tokens per millisecond."""
-        return self.tokens / self.step_ms
+        """Tokens per millisecond of decoding."""
+        return self.tokens / (self.step_ms - self.prompt_ms)
 
 
 @dataclass(slots=True)
@@ -201,6 +207,7 @@ def everything(
         tokens=sum(one.outlook.num_sequences for one in evidence) + sum(float(one.tokens_N[-1]) for one in ladders),
         step_ms=float(curve.step_ms(np.array([rows]), waiting=gamma, gamma=gamma)[0]),
         covers=True,
+        prompt_ms=_prompt_ms(evidence, curve, gamma, gamma),
     )
 
 
@@ -222,7 +229,8 @@ def _best(
     for ladder in sorted(ladders, key=lambda one: (one.num_rows, one.num_forced, one.tokens_N.tobytes())):
         tokens_B += ladder.tokens_N[np.clip(rows_B - ladder.num_rows, ladder.num_forced, ladder.num_drafts)]
     ms_B = curve.step_ms(rows_B, waiting=waiting, gamma=gamma)
-    value_B = tokens_B / ms_B if rate is None else tokens_B - rate * ms_B
+    prompt_ms = _prompt_ms(evidence, curve, waiting, gamma)
+    value_B = tokens_B / (ms_B - prompt_ms) if rate is None else tokens_B - rate * ms_B
     if aim.itl_limit_ms is not None:
         keeps_B = ms_B <= aim.itl_limit_ms
         # Where nothing keeps to the limit the shortest step is the best.
@@ -237,7 +245,19 @@ def _best(
         tokens=float(tokens_B[at]),
         step_ms=float(ms_B[at]),
         covers=all(budget == ladder.num_drafts for budget, ladder in zip(budgets, ladders, strict=True)),
+        prompt_ms=prompt_ms,
     )
+
+
+def _prompt_ms(evidence: Sequence[Evidence], curve: CostCurve, waiting: int, gamma: int) -> float:
+    """What the prompts of a step add to its time where no draft is verified: ranks wait for the busiest."""
+    looks = [one.outlook for one in evidence]
+    rows = max(look.num_rows for look in looks)
+    rows_of_decodes = max(look.num_rows - look.num_prompt_rows for look in looks)
+    if rows == rows_of_decodes:
+        return 0.0
+    without, with_prompts = curve.step_ms(np.array([rows_of_decodes, rows]), waiting=waiting, gamma=gamma)
+    return float(with_prompts - without)
 
 
 def _row_counts(ladders: Sequence[_Ladder], tiers: Sequence[int]) -> Ints:

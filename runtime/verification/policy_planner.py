@@ -1,7 +1,8 @@
 """Plans each step as the policies in force say, and learns from what came of it. Knows no queue, no ranks, no clock.
 
-    decide   load, policies ──▶ γ, feed the drafter or not, K per data-parallel rank      before the step
-    learn    scores and acceptance of the drafts that were decided, measured time         after it
+    decide     load, policies ──▶ γ, feed the drafter or not, K per data-parallel rank      before the step
+    learn      scores and acceptance of the drafts that were decided, measured time         after it
+    catch_up   what was learnt is worked out, the next draft length looked for              while ranks work
 
 Under `off` and `fixed` everything that waits is verified. Under `dynamic` the tuner finds a steady state, in which the
 present step spends its budget on what waits. The drafts that wait are known by number only.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from configs.schema import SpeculationSettings
 from runtime.front.errors import MissingFeature
@@ -20,7 +21,8 @@ from runtime.settlement import Outcome
 from runtime.verification.advice import USUAL_CONTEXT, advise
 from runtime.verification.costs import StepCosts
 from runtime.verification.counts import SpeculationCounts, is_plain
-from runtime.verification.exploration import Exploration, exploration, within_limit
+from runtime.verification.decided import Asked, Decision, Over
+from runtime.verification.exploration import Exploration, exploration, period, within_limit
 from runtime.verification.history import History
 from runtime.verification.loads import (
     NOBODY,
@@ -47,15 +49,6 @@ log = logging.getLogger(__name__)
 NO_PROFILE = ProfileStatus(state=ProfileState.MISSING, detail="no hardware profile was looked for")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Decision:
-    """choice: what this step is predicted to be; None where nothing decodes or there is no profile."""
-
-    speculation: Speculation
-    choice: Choice | None
-    explored: Exploration | None = None
-
-
 class PolicyPlanner:
     """A `StepPlanner` under the policies of a store.
 
@@ -79,19 +72,23 @@ class PolicyPlanner:
         self._explored: Exploration | None = None
         self._told_fallback = ""
         self._loads: Sequence[Load] = ()
-        self._decision: _Decision | None = None
+        self._decision: Decision | None = None
+        self._asked: Asked | None = None
+        self._unlearnt: list[Over] = []
+        # Times of steps before this one may be learnt from.
+        self._oldest_waiting = 0
 
     def use_profile(self, costs: StepCosts | None, status: ProfileStatus) -> None:
         """Goes by another profile from now on; None by none."""
         self._residuals = Residuals(self._store.gamma_max)
         self._costs = None if costs is None else CorrectedCosts(costs, self._residuals)
         self._profile = status
-        self._tuner = Tuner()
+        self._tuner, self._asked = Tuner(), None
 
     def fit(self, gamma_max: int, *, capacity: int) -> None:
         """Takes the limits of ranks that came back; what was learnt of other lengths is let go."""
         if gamma_max != self.history.gamma_max or capacity > self._capacity:
-            self.history, self._tuner = History(gamma_max, capacity=capacity), Tuner()
+            self.history, self._unlearnt = History(gamma_max, capacity=capacity), []
             self._capacity = capacity
             self.use_profile(None if self._costs is None else self._costs.raw, self._profile)
 
@@ -121,7 +118,7 @@ class PolicyPlanner:
         return "" if self._usable_costs() is not None else self.profile.detail
 
     def decide(self, step_id: int, loads: Sequence[Load]) -> Speculation:
-        self._residuals.learn(before=self.history.oldest_waiting(step_id, loads))
+        self._oldest_waiting = self.history.oldest_waiting(step_id, loads)
         self._note_fallback()
         costs = self._usable_costs()
         rules = Rules.of(
@@ -141,14 +138,31 @@ class PolicyPlanner:
         if self._shadow is not None and costs is not None and any(load.uids for load in loads):
             self._follow_shadow(step_id, self._shadow, loads, costs)
         self._loads, self._decision = loads, decision
+        self._asked = Asked(step_id, loads, rules, in_force, costs) if is_planned and costs is not None else None
         if decision.explored is not None:
             self._explored = decision.explored
         return replace(decision.speculation, calibration=self.history.calibrator.calibration)
 
     def learn(self, plan: StepPlan, rounds: Sequence[tuple[Request, Outcome]], *, measured_s: float) -> None:
-        """Takes in the step that was decided last. measured_s: all of it, planning and booking too."""
-        decision = self._decision
-        self.history.note(plan, rounds)
+        """Takes in the step that was decided last, for `catch_up` to work out. measured_s: all of it, planning and
+        booking too."""
+        self._unlearnt.append(Over(self.history.witness(plan, rounds), self._decision, measured_s))
+
+    def catch_up(self) -> None:
+        """Works out what was learnt, and the draft length to go on with. For the time in which the ranks are at work:
+        it takes a good part of a millisecond, and a decision that it comes too late for rests on what was known
+        before."""
+        for step in self._unlearnt:
+            self._work_out(step)
+        self._unlearnt = []
+        self._residuals.learn(before=self._oldest_waiting)
+        if (asked := self._asked) is not None and self._usable_costs() is asked.costs:
+            self._steady_state(asked.step_id + 1, asked.rules, asked.in_force, self._tuner, asked.loads, asked.costs)
+            self._asked = None
+
+    def _work_out(self, step: Over) -> None:
+        plan, rounds, decision = step.seen.plan, step.seen.rounds, step.decision
+        self.history.note(step.seen)
         if decision is None:
             return
         choice = decision.choice
@@ -163,13 +177,13 @@ class PolicyPlanner:
                     num_sequences=num_sequences,
                     gamma=plan.gamma,
                     raw_ms=choice.step_ms / self._residuals.factor(num_sequences, plan.gamma),
-                    measured_ms=measured_s * 1000,
+                    measured_ms=step.measured_s * 1000,
                 )
         self._counts.add(
             plan,
             rounds=[outcome for _, outcome in rounds],
             predicted_s=predicted_s if is_steady else 0.0,
-            measured_s=measured_s,
+            measured_s=step.measured_s,
             explores=decision.explored is not None,
         )
 
@@ -232,7 +246,7 @@ class PolicyPlanner:
 
     def _as_told(
         self, loads: Sequence[Load], rules: Rules, in_force: Sequence[Rule], costs: CorrectedCosts | None
-    ) -> _Decision:
+    ) -> Decision:
         """Draft lengths are given: all that waits is verified."""
         gamma = max(rule.cap for rule in in_force)
         speculation = Speculation(
@@ -243,7 +257,7 @@ class PolicyPlanner:
         choice = None
         if costs is not None and any(load.uids for load in loads):
             choice = predicted(loads, costs, gamma=gamma)
-        return _Decision(speculation=speculation, choice=choice)
+        return Decision(speculation=speculation, choice=choice)
 
     def _as_pays(
         self,
@@ -252,10 +266,11 @@ class PolicyPlanner:
         rules: Rules,
         in_force: Sequence[Rule],
         costs: CorrectedCosts,
-    ) -> _Decision:
+    ) -> Decision:
         steady, question = self._steady_state(step_id, rules, in_force, self._tuner, loads, costs)
         aim = question.aim
-        explored = exploration(step_id, self._settings.explore_every, steady, question.gammas[-1], loads)
+        every = period(self._settings.explore_every, steady, self.history.calibrator.num_reached)
+        explored = exploration(step_id, every, steady, question.gammas[-1], loads)
         if explored is not None and aim.itl_limit_ms is not None:
             busiest = max(1, *question.num_sequences)
             curve = costs.at(busiest, mean_context(loads), sampled=question.sampled)
@@ -286,7 +301,7 @@ class PolicyPlanner:
             ),
             min_survival=aim.min_survival,
         )
-        return _Decision(speculation=speculation, choice=choice, explored=explored)
+        return Decision(speculation=speculation, choice=choice, explored=explored)
 
     def _spend(
         self,

@@ -107,6 +107,7 @@ class Served:
                 self.streams[sequence.uid] = tuple(sequence.log.emitted)
                 self.scheduler.release(sequence.uid)
         self.planner.learn(plan, learnt, measured_s=self._seconds(plan))
+        self.planner.catch_up()
         self.tally.add(plan, rounds)
         return plan
 

@@ -101,6 +101,8 @@ class House:
         self.emitted = [1] * len(homes)
         self.temperatures = [self.rng.choice((0.0, 0.7, 1.0)) for _ in homes]
         self.priorities = [self.rng.randrange(2) for _ in homes]
+        # Whether what a step taught is worked out beside the next one, as a server does, or before.
+        self.is_late = self.rng.random() < 0.5
 
     def loads(self) -> list[Load]:
         return [
@@ -120,7 +122,10 @@ class House:
 
     def decide(self) -> Speculation:
         self.step_id += self.rng.choice((1, 1, 9))
-        return self.planner.decide(self.step_id, self.loads())
+        decided = self.planner.decide(self.step_id, self.loads())
+        if self.is_late:
+            self.planner.catch_up()
+        return decided
 
     def learn(self, decided: Speculation, *, poison: int = 0) -> None:
         """poison: how much longer the step took, as a multiple, because of the drafts that it drew."""
@@ -143,6 +148,8 @@ class House:
                 self.waiting[i] = min(decided.gamma, share.limits.get(100 + i, decided.gamma))
         plan = StepPlan(step_id=self.step_id, epoch=1, batches=tuple(batches), gamma=decided.gamma)
         self.planner.learn(plan, rounds, measured_s=0.002 * (1 + poison))
+        if not self.is_late:
+            self.planner.catch_up()
 
     def run(self, steps: int) -> list[Speculation]:
         decided = []

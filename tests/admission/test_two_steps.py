@@ -20,8 +20,6 @@ from admission.worlds import World
 from draft.admission_laws import Masses, RequestModel, Tokens
 from oracles.days import by_day
 
-from runtime.request import Request
-from runtime.settlement import Outcome
 from runtime.verification.policy import Dynamic
 from runtime.verification.policy_planner import PolicyPlanner
 from workers.plan import StepPlan
@@ -152,9 +150,9 @@ def test_the_joint_law_is_the_targets_under_40_costs(family: Family) -> None:
 class Hasty(PolicyPlanner):
     """Learns from a step's time at once."""
 
-    def learn(self, plan: StepPlan, rounds: Sequence[tuple[Request, Outcome]], *, measured_s: float) -> None:
-        super().learn(plan, rounds, measured_s=measured_s)
-        self._residuals.learn(before=plan.step_id + 1)
+    def catch_up(self) -> None:
+        super().catch_up()
+        self._residuals.learn(before=1 << 60)
 
 
 def test_the_time_of_a_step_is_rejected_while_the_drafts_it_drew_wait() -> None:

@@ -46,6 +46,8 @@ class Host(Protocol):
 
     def learn(self, plan: StepPlan, rounds: Sequence[tuple[Request, Outcome]], *, measured_s: float) -> None: ...
 
+    def catch_up(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
@@ -243,6 +245,7 @@ class World:
             self._turns[past, turn] = number = 1 + len(self._turns)
             learnt = copy.deepcopy(host)
             learnt.learn(turn.plan, turn.rounds, measured_s=turn.measured_s)
+            learnt.catch_up()  # a server that comes to it later decides by less
             self._hosts[number] = learnt
         return self._turns[past, turn]
 

@@ -34,6 +34,8 @@ class Told:
     def learn(self, plan: StepPlan, rounds: Sequence[tuple[Request, Outcome]], *, measured_s: float) -> None:
         pass
 
+    def catch_up(self) -> None: ...
+
 
 @dataclass(slots=True)
 class Lagging:
@@ -50,6 +52,8 @@ class Lagging:
     def learn(self, plan: StepPlan, rounds: Sequence[tuple[Request, Outcome]], *, measured_s: float) -> None:
         ((_, outcome),) = rounds
         self.budget = int(bool(outcome.scores) and outcome.scores[-1] > 0)
+
+    def catch_up(self) -> None: ...
 
 
 def survivals(look: Look) -> dict[tuple[int, int], float]:

@@ -78,6 +78,7 @@ class Bench:
                 assert tuple(sequence.log.emitted) == true_stream(self.requests[sequence.uid])
                 self.scheduler.release(sequence.uid)
         self.told.planner.learn(plan, settled, measured_s=self.measure(plan))
+        self.told.planner.catch_up()
         assert self.scheduler.check_integrity() == []
         return plan
 

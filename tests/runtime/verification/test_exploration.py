@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from fakes.planners import FormulaCosts
 
-from runtime.verification.exploration import EXPLORERS, RESTING, Exploration, exploration, within_limit
+from runtime.verification.exploration import (
+    EAGER,
+    EXPLORERS,
+    LITTLE,
+    RESTING,
+    Exploration,
+    exploration,
+    period,
+    within_limit,
+)
 from runtime.verification.planner import Choice
 from runtime.verification.speculation import Load, Traits
 
@@ -22,10 +31,16 @@ def load(first: int, count: int) -> Load:
 
 def test_it_comes_by_the_step_number_and_more_rarely_without_speculation() -> None:
     loads = [load(0, 3)]
-    speculating = [step for step in range(1, 100) if exploration(step, EVERY, choice(2), 8, loads)]
-    resting = [step for step in range(1, 100) if exploration(step, EVERY, choice(0), 8, loads)]
-    assert speculating == list(range(EVERY, 100, EVERY))
-    assert resting == list(range(EVERY * RESTING, 100, EVERY * RESTING))
+    for gamma, every in ((2, EVERY), (0, EVERY * RESTING)):
+        assert period(EVERY, choice(gamma), LITTLE) == every
+        steps = [step for step in range(1, 100) if exploration(step, every, choice(gamma), 8, loads)]
+        assert steps == list(range(every, 100, every))
+
+
+@pytest.mark.parametrize("gamma", [0, 2])
+def test_it_comes_often_while_little_is_known(gamma: int) -> None:
+    assert period(64, choice(gamma), 0.0) == period(64, choice(gamma), LITTLE - 1) == 64 // EAGER
+    assert period(2, choice(gamma), 0.0) == 2
 
 
 def test_nothing_is_explored_where_nothing_is_left_out() -> None:

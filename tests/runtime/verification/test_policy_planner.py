@@ -156,7 +156,8 @@ def test_no_more_is_drafted_than_a_sequence_may_still_emit() -> None:
     assert drafts == [0, 4, 3, 2, 1, 0]
 
 
-def test_exploring_steps_come_by_the_step_counter_and_are_verified_whole() -> None:
+def test_exploring_steps_come_by_the_step_counter_and_are_verified_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.verification.exploration.LITTLE", 0)
     settings = SpeculationSettings(explore_every=5)
     planner = planner_of(costs=DEAR, settings=settings)
     bench = bench_with(planner)
