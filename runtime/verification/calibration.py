@@ -31,8 +31,15 @@ PRIOR_WEIGHT = 64.0
 """Samples that what a fit is drawn to counts for."""
 REFIT_EVERY = 64
 """Steps between fits."""
-RATE_WINDOW = 512.0
-"""Reached positions after which an observation of a rate counts half."""
+RATE_WINDOW = 256.0
+"""Rounds after which an observation of a rate counts half, of a position that they did not reach too: what was last
+seen of long drafts when others were asked for is a bad witness, and drafting them again a cheap one."""
+NEWEST_WINDOW = 32.0
+"""The same, of the newest first drafts, that tell whether something has changed."""
+NEWEST_ENOUGH = 40.0
+CHANGE = 0.25
+"""First drafts of a class that stand so much more or less often than they did, by which what was learnt of the class is
+forgotten: some five standard deviations of the newest."""
 RATE_PRIOR_WEIGHT = 16.0
 FIRST_RATE = 0.7
 """Acceptance of a first draft before any was seen; later ones are drawn to the position before."""
@@ -79,6 +86,7 @@ class Calibrator:
         self._score_CGW, self._label_CGW = np.zeros((*shape, WINDOW)), np.zeros((*shape, WINDOW))
         self._seen_CG = np.zeros(shape, dtype=np.int64)
         self._stood_CG, self._reached_CG = np.zeros(shape), np.zeros(shape)
+        self._newest_stood_C, self._newest_reached_C = np.zeros(shape[0]), np.zeros(shape[0])
         self._pooled_slope_G, self._pooled_offset_G = np.ones(gamma_max), np.zeros(gamma_max)
         self._last_fit = 0
         self._predicted_GN, self._observed_GN, self._count_GN = (np.zeros((gamma_max, NUM_BINS)) for _ in range(3))
@@ -100,11 +108,13 @@ class Calibrator:
         self._note_error(reached)
         kept = reached.uncensored
         index = (reached.classes[kept], reached.positions[kept])
-        decay = 0.5 ** (np.bincount(index[1], minlength=self.gamma_max) / RATE_WINDOW)
+        decay = 0.5 ** (np.bincount(index[1], minlength=1).max() / RATE_WINDOW)
         self._stood_CG *= decay
         self._reached_CG *= decay
         np.add.at(self._stood_CG, index, reached.acceptance[kept])
         np.add.at(self._reached_CG, index, 1.0)
+        first = kept & (reached.positions == 0)
+        self._note_newest(reached.classes[first], reached.acceptance[first])
         for c, g, score, label in zip(
             reached.classes.tolist(),
             reached.positions.tolist(),
@@ -219,6 +229,20 @@ class Calibrator:
         self._slope_CG, self._offset_CG, self._stood_CG, self._reached_CG = slope, offset, stood, reached
         slopes, offsets = slope.astype(np.float32), offset.astype(np.float32)
         self.calibration = Calibration(slopes=tuple(slopes.ravel().tolist()), offsets=tuple(offsets.ravel().tolist()))
+
+    def _note_newest(self, classes: Ints, acceptance: Floats) -> None:
+        """Of first drafts. Forgets the rates of classes that they contradict."""
+        counts_C = np.bincount(classes, minlength=len(self._newest_reached_C))
+        decay_C = 0.5 ** (counts_C / NEWEST_WINDOW)
+        self._newest_stood_C = self._newest_stood_C * decay_C + np.bincount(classes, acceptance, len(counts_C))
+        self._newest_reached_C = self._newest_reached_C * decay_C + counts_C
+        rate_C = self._stood_CG[:, 0] / np.maximum(self._reached_CG[:, 0], 1.0)
+        newest_C = self._newest_stood_C / np.maximum(self._newest_reached_C, 1.0)
+        changed_C = (np.abs(newest_C - rate_C) > CHANGE) & (self._newest_reached_C >= NEWEST_ENOUGH)
+        if changed_C.any():
+            self._stood_CG[changed_C], self._reached_CG[changed_C] = 0.0, 0.0
+            self._stood_CG[changed_C, 0] = self._newest_stood_C[changed_C]
+            self._reached_CG[changed_C, 0] = self._newest_reached_C[changed_C]
 
     def _fit_pooled(self) -> tuple[Floats, Floats]:
         """Over all classes, position by position, each drawn to the one before."""

@@ -111,6 +111,10 @@ class History:
             num_prompt_rows=num_prompt_rows,
         )
 
+    def mean_survival(self, uids: Sequence[int]) -> Floats:
+        """By position, over the newest rounds of sequences; empty where nothing is known of any."""
+        return self.survivals.mean(uids, self.usual_survival())
+
     def prior(self) -> Floats:
         """Survival by class and position where nothing is known of a sequence, [C, G]."""
         if self._prior_CG is None:
@@ -131,9 +135,8 @@ class History:
         scores_RG = np.array(
             [[*outcome.scores, *[np.nan] * (width - len(outcome.scores))] for _, outcome, _ in seen], dtype=np.float64
         )
-        confidence_RG = self.calibrator.rates()[classes]  # where a position was not drafted, as its class does
-        drafted_RG = self.calibrator.confidence(scores_RG, classes)
-        confidence_RG[:, :width] = np.where(np.isnan(drafted_RG), confidence_RG[:, :width], drafted_RG)
+        confidence_RG = np.full((len(seen), self.gamma_max), np.nan)
+        confidence_RG[:, :width] = self.calibrator.confidence(scores_RG, classes)
         uids, drawn = [request.uid for request, *_ in seen], [drawn for *_, drawn in seen]
         self.survivals.note(uids, np.cumprod(confidence_RG, axis=1, dtype=np.float64), drawn)
 

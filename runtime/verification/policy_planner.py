@@ -127,18 +127,21 @@ class PolicyPlanner:
             fallback=None if costs is not None else self._settings.gamma,
         )
         in_force = rules.in_force(loads)
-        is_planned = costs is not None and any(rule.aim is not None for rule in in_force)
-        if costs is None or not is_planned or not any(load.uids or load.entering for load in loads):
+        is_planned = any(rule.aim is not None for rule in in_force) and any(
+            load.uids or load.entering for load in loads
+        )
+        self._asked = None
+        if costs is None or not is_planned:
             # By a stale profile too: that is how it is found to be right again.
             decision = self._as_told(loads, rules, in_force, self._costs)
         else:
             for load in loads:
                 self.history.check_causal(step_id, load)
             decision = self._as_pays(step_id, loads, rules, in_force, costs)
+            self._asked = Asked(step_id, loads, rules, in_force, costs)
         if self._shadow is not None and costs is not None and any(load.uids for load in loads):
             self._follow_shadow(step_id, self._shadow, loads, costs)
         self._loads, self._decision = loads, decision
-        self._asked = Asked(step_id, loads, rules, in_force, costs) if is_planned and costs is not None else None
         if decision.explored is not None:
             self._explored = decision.explored
         return replace(decision.speculation, calibration=self.history.calibrator.calibration)
@@ -191,7 +194,7 @@ class PolicyPlanner:
         running = [uid for load in self._loads for uid in load.uids]
         return self._counts.view(
             profile=self.profile,
-            survival=tuple(self.history.survivals.mean(running).tolist()),
+            survival=tuple(self.history.mean_survival(running).tolist()),
             calibrator=self.history.calibrator,
             fallback=self.fallback,
             shadow=None if self._shadow is None else self._shadow.view(),

@@ -1,7 +1,8 @@
 """What earlier rounds let expect of each running sequence's drafts. Knows no plan, no cost and no waiting draft.
 
 A sequence's newest rounds are samples of how its next one may be: the spread between them matters, since a budget is
-spent on the best of the drafts that will wait. A new sequence has none, and goes by the rates of its class.
+spent on the best of the drafts that will wait. A new sequence has none, and goes by the rates of its class; so does
+what lies beyond the drafts of a round, by the rates that hold when it is asked for.
 
 Shapes: G draft positions, D rounds kept per sequence, E rows of evidence, R sequences.
 """
@@ -41,7 +42,8 @@ class SurvivalBook:
     def note(self, uids: Sequence[int], survival_RG: Floats, steps: Sequence[int]) -> None:
         """Learns of one round of each sequence, whose drafts are decided.
 
-        survival_RG: float64 in [0, 1], not rising along G. steps: in which each one's drafts were drawn.
+        survival_RG: float64 in [0, 1], not rising along G; NaN beyond what was drafted. steps: in which each one's
+        drafts were drawn.
         """
         rows = np.array([self._row(uid) for uid in uids], dtype=np.int64)
         places = self._count_N[rows] % DEPTH
@@ -58,7 +60,7 @@ class SurvivalBook:
         """Rows of evidence of the sequences: float64 [E, G], the sequence (from 0) that each is of, and the share of a
         sequence that each stands for.
 
-        prior_RG: survival to go by where too few rounds of a sequence are known.
+        prior_RG: survival to go by where too few rounds of a sequence are known; above 0.
         """
         num_sequences = len(uids)
         depth = max(1, min(DEPTH, MAX_EVIDENCE // max(1, num_sequences)))
@@ -69,17 +71,21 @@ class SurvivalBook:
         places_RM = (count_R[:, None] - back_M) % DEPTH
         survival_RMG = self._survival_NDG[rows[:, None], places_RM]
         unknown_RM = back_M > np.minimum(count_R, DEPTH)[:, None]
-        survival_RMG = np.where(unknown_RM[..., None], prior_RG[:, None], survival_RMG)
+        survival_RMG = _filled(np.where(unknown_RM[..., None], np.nan, survival_RMG), prior_RG[:, None])
         of_E = np.repeat(np.arange(num_sequences), depth)
         return survival_RMG.reshape(num_sequences * depth, self.gamma_max), of_E, 1.0 / depth
 
-    def mean(self, uids: Sequence[int]) -> Floats:
-        """Mean survival by position over the newest round of each sequence that has one; [G], or [0] where none has."""
+    def mean(self, uids: Sequence[int], prior_G: Floats) -> Floats:
+        """Mean survival by position over the newest round of each sequence that has one; [G], or [0] where none has.
+
+        prior_G: as in `evidence`.
+        """
         rows = np.array([row for uid in uids if (row := self._rows.get(uid)) is not None], dtype=np.int64)
         if not len(rows):
             return np.zeros(0)
-        newest: Floats = self._survival_NDG[rows, (self._count_N[rows] - 1) % DEPTH].mean(0)
-        return newest
+        newest = self._survival_NDG[rows, (self._count_N[rows] - 1) % DEPTH]
+        mean: Floats = _filled(newest, prior_G).mean(0)
+        return mean
 
     def _row(self, uid: int) -> int:
         row = self._rows.get(uid)
@@ -90,3 +96,14 @@ class SurvivalBook:
         self._rows[uid] = row
         self._count_N[row], self._step_N[row] = 0, -1
         return row
+
+
+def _filled(survival_xG: Floats, prior_xG: Floats) -> Floats:
+    """Survivals with what is NaN at their ends going on from the last that is known as the prior goes on from there.
+    x: any leading axes, which broadcast."""
+    is_known_xG = ~np.isnan(survival_xG)
+    prior_xG = np.broadcast_to(prior_xG, survival_xG.shape)
+    last_x1 = is_known_xG.sum(-1, keepdims=True) - 1
+    place_x1 = np.maximum(last_x1, 0)
+    known_x1 = np.take_along_axis(survival_xG, place_x1, -1) / np.take_along_axis(prior_xG, place_x1, -1)
+    return np.where(is_known_xG, survival_xG, prior_xG * np.where(last_x1 < 0, 1.0, known_x1))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runtime.verification.costs import StepCosts
-from runtime.verification.planner import Aim, Choice, Evidence, Outlook, choose
+from runtime.verification.planner import MIN_DWELL, Aim, Choice, Evidence, Outlook, choose
 
 KEEP_STEPS = 8
 """Steps for which an answer is kept under the same load."""
@@ -72,7 +72,8 @@ class Tuner:
             sampled=question.sampled,
             gammas=question.gammas,
             previous=previous,
-            dwelt=step_id - self._since,
+            # A length that another load was given has no claim to stay for a while.
+            dwelt=step_id - self._since if is_known else MIN_DWELL,
         )
         if previous is None or previous.gamma != self.choice.gamma:
             self._since = step_id

@@ -61,6 +61,7 @@ def outlook(
         forced_E=np.array(forced or [0] * count, dtype=np.int64),
         share=1.0,
         num_rows=count + prompts,
+        num_prompt_rows=prompts,
     )
 
 
@@ -107,7 +108,12 @@ def evidence(looks: Sequence[Outlook], aim: Aim = ANY_GAIN) -> list[Evidence]:
 @given(st.lists(outlooks(most=2), min_size=1, max_size=2), linear_costs)
 def test_the_steady_state_is_the_best_of_all_lengths_and_budgets(looks: list[Outlook], costs: LinearCosts) -> None:
     found = choose(evidence(looks), costs, ANY_GAIN, context=1.0, gammas=range(GAMMA_MAX + 1))
-    best = max(tokens / ms for gamma in range(GAMMA_MAX + 1) for tokens, ms in all_ways(looks, costs, gamma))
+    prompt_ms = costs.row * (
+        max(look.num_rows for look in looks) - max(look.num_rows - look.num_prompt_rows for look in looks)
+    )
+    best = max(
+        tokens / (ms - prompt_ms) for gamma in range(GAMMA_MAX + 1) for tokens, ms in all_ways(looks, costs, gamma)
+    )
     assert found.rate == pytest.approx(best, rel=1e-12)
 
 
@@ -172,6 +178,38 @@ HOPELESS = outlook([[0.0, 0.0, 0.0]] * 2)
 
 def steady(look: Outlook, costs: LinearCosts, aim: Aim = ANY_GAIN, **how: object) -> Choice:
     return choose(evidence([look], aim), costs, aim, context=1.0, gammas=range(GAMMA_MAX + 1), **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompts", [1, 50, 5000])
+@given(
+    looks=st.lists(outlooks(), min_size=1, max_size=1),
+    costs=st.sampled_from([LinearCosts(row=1 / 8, draft=1 / 8), LinearCosts(row=1.0, draft=0.5)]),
+)
+def test_prompts_in_the_same_step_make_no_draft_worth_more(
+    prompts: int, looks: list[Outlook], costs: LinearCosts
+) -> None:
+    """Where a row costs the same whatever lies beside it: their own time is theirs."""
+    beside = [
+        replace(look, num_rows=look.num_rows + prompts, num_prompt_rows=look.num_prompt_rows + prompts)
+        for look in looks
+    ]
+    alone, crowded = (
+        choose([Evidence(look) for look in each], costs, Aim(), context=1.0, gammas=range(GAMMA_MAX + 1))
+        for each in (looks, beside)
+    )
+    assert (alone.gamma, alone.budgets) == (crowded.gamma, crowded.budgets)
+    assert crowded.step_ms > alone.step_ms
+    assert crowded.rate == pytest.approx(alone.rate)
+
+
+def test_a_row_that_is_dear_beside_prompts_counts_as_dear() -> None:
+    look = outlook([[0.5, 0.25, 0.125]] * 2)
+    cliff = CliffCosts(by_rows={1: 2.0, 2: 2.0, 60: 2.1, 61: 9.0}, draft_ms=0.0, gamma_max=GAMMA_MAX)
+    beside = replace(look, num_rows=59, num_prompt_rows=57)
+    alone, crowded = (
+        choose([Evidence(one)], cliff, Aim(), context=1.0, gammas=range(GAMMA_MAX + 1)) for one in (look, beside)
+    )
+    assert sum(alone.budgets) > 1 >= sum(crowded.budgets)
 
 
 def test_ordinary_decoding_is_chosen_where_drafting_never_pays() -> None:

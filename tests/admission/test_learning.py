@@ -222,3 +222,54 @@ def test_a_kept_calibration_with_numbers_beyond_reason_is_refused(name: str) -> 
     with pytest.raises(ValueError, match="beyond"):
         fresh.restore(state)
     assert fresh.state() == Calibrator(GAMMA_MAX).state()
+
+
+def first_drafts(
+    made: Calibrator, rate: float, rounds: int, *, depth: int = 1, seed: int = 0, per_step: int = 4
+) -> None:
+    """Rounds of drafts of `depth` positions, each of which stands with `rate` once it is reached."""
+    rng = np.random.default_rng(seed)
+    for step in range(rounds // per_step):
+        for position in range(depth):
+            count = per_step if not position else rng.binomial(per_step, rate**position)
+            made.note(reached(np.zeros(count), (rng.random(count) < rate).astype(float), position), step=step)
+
+
+def test_a_change_of_what_stands_is_noticed_in_dozens_of_rounds() -> None:
+    made = Calibrator(GAMMA_MAX)
+    first_drafts(made, 0.3, 4000, depth=3)
+    assert made.rates()[CLASS] == pytest.approx([0.3] * 3, abs=0.1)
+    first_drafts(made, 0.9, 80, seed=1)
+    rates = made.rates()[CLASS]
+    assert rates[0] == pytest.approx(0.9, abs=0.15)
+    assert rates[1] > 0.6, "of long drafts of another time nothing is left"
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_chance_makes_nothing_forgotten(rate: float) -> None:
+    made = Calibrator(GAMMA_MAX)
+    first_drafts(made, rate, 400)
+    least = math.inf
+    for seed in range(100):
+        first_drafts(made, rate, 200, seed=seed)
+        least = min(least, made.num_reached)
+    assert least > 200
+
+
+def test_what_is_no_longer_drafted_is_drawn_to_the_position_before() -> None:
+    made = Calibrator(GAMMA_MAX)
+    first_drafts(made, 0.6, 2000, depth=1)
+    made.note(reached(np.zeros(100), np.zeros(100), 1), step=2000)
+    assert made.rates()[CLASS, 1] < 0.2
+    first_drafts(made, 0.6, 2000, depth=1)
+    assert made.rates()[CLASS, 1] == pytest.approx(0.6, abs=0.1)
+
+
+def test_what_was_not_drafted_goes_by_the_rates_of_the_moment_that_asks() -> None:
+    book = SurvivalBook(GAMMA_MAX, capacity=1)
+    book.note([7], np.array([[0.5, np.nan, np.nan]]), [1])
+    for prior in ([0.8, 0.4, 0.2], [0.8, 0.8, 0.8]):
+        survival_EG, _, _ = book.evidence([7], np.array([prior]))
+        assert survival_EG[0].tolist() == pytest.approx([0.5, 0.5 * prior[1] / 0.8, 0.5 * prior[2] / 0.8])
+        assert survival_EG[1].tolist() == prior
+        assert book.mean([7], np.array(prior)).tolist() == pytest.approx(survival_EG[0].tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from runtime.front.errors import InvalidRequest, MissingFeature
 from runtime.verification.policy import Dynamic, Fixed, Off, Policy
 from runtime.verification.policy_planner import PolicyPlanner
 from runtime.verification.residuals import STALE_AFTER
+from runtime.verification.speculation import Load
 from runtime.verification.view import ProfileState
 from workers.plan import VERIFY_EVERYTHING, BatchPlan, StepPlan
 
@@ -269,3 +271,24 @@ def test_advice_says_of_a_bounded_policy_no_more_than_that_it_is_in_force() -> N
         planner._store.set(policy, expected_revision=None, effective_step=1, set_by="a test", now=0)
         said.append(planner.advise(num_sequences=None, context=None).sentence)
     assert ["finds it by itself" in sentence for sentence in said] == [True, False, False]
+
+
+def test_nobody_is_planned_for_where_nobody_decodes() -> None:
+    planner = planner_of(costs=CHEAP)
+    run(bench_with(planner), Dynamic(), 20)
+    before = planner._tuner.choice
+    planner.decide(1000, [Load()])
+    planner.catch_up()
+    assert planner._tuner.choice is before
+    assert before is not None
+    assert math.isfinite(before.rate)
+
+
+def test_a_decision_does_not_wait_for_what_is_learnt_beside_it() -> None:
+    """What is not worked out yet leaves the draft length where it was."""
+    quick, late = (bench_with(planner_of(costs=CHEAP), accept=1.0) for _ in range(2))
+    late.told.planner.catch_up = lambda: None  # type: ignore[method-assign]
+    learnt, unlearnt = (run(bench, Dynamic(), 60)[-1] for bench in (quick, late))
+    assert learnt.calibration.version == 0 or learnt.calibration.version < learnt.step_id
+    assert unlearnt.calibration.version == 0
+    assert late.told.planner.history.calibrator.num_reached == 0 < quick.told.planner.history.calibrator.num_reached
