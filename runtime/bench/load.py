@@ -13,6 +13,7 @@ from configs.load import SettingsError
 MAX_CONCURRENCY = 4096
 MAX_RATE = 10_000.0
 """Past these a Python client measures itself."""
+MIN_RATE = 1e-4
 MAX_DIGITS = 9
 MAX_SHARE = 100.0
 OWN = "own"
@@ -196,7 +197,7 @@ def parse_concurrencies(texts: Sequence[str]) -> list[Closed]:
     return list(dict.fromkeys(found))
 
 
-def parse_rates(texts: Sequence[str]) -> list[Open]:
+def parse_rates(texts: Sequence[str], *, option: str = "--rate") -> list[Open]:
     """Requests per second, apart or in lists with commas. Raises SettingsError."""
     found = []
     for text in _parts(texts):
@@ -204,8 +205,10 @@ def parse_rates(texts: Sequence[str]) -> list[Open]:
             rate = float(text)
         except ValueError:
             rate = 0.0
-        if not 0 < rate <= MAX_RATE:
-            raise SettingsError(f"--rate {text!r}: give requests per second, above 0 and up to {MAX_RATE:g}, as 0.5,2")
+        if not MIN_RATE <= rate <= MAX_RATE:
+            raise SettingsError(
+                f"{option} {text!r}: give requests per second, from {MIN_RATE:g} to {MAX_RATE:g}, as 0.5,2"
+            )
         found.append(Open(rate))
     rates = list(dict.fromkeys(found))
     by_text: dict[str, Open] = {}
@@ -213,7 +216,7 @@ def parse_rates(texts: Sequence[str]) -> list[Open]:
         other = by_text.setdefault(str(one), one)
         if other != one:
             raise SettingsError(
-                f"--rate: {other.rate!r} and {one.rate!r} would both be reported as {one}; give rates that differ in "
+                f"{option}: {other.rate!r} and {one.rate!r} would both be reported as {one}; give rates that differ in "
                 "their first six digits"
             )
     return rates

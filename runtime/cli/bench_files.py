@@ -1,11 +1,11 @@
-"""The files of a benchmark's report. What cannot be written costs nothing but itself. Knows no figures."""
+"""Files that a measurement is written to. What cannot be written costs nothing but itself. Knows no figures."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,21 +29,25 @@ class Outputs:
 
     def check(self) -> None:
         """Raises SettingsError where what was asked for could not be written after minutes of measuring."""
-        for option, path in (("--json", self.json), ("--html", self.html)):
-            if path is None:
-                continue
-            if path.is_dir():
-                raise SettingsError(f"{option} {path}: is a directory; name a file in it")
-            if not path.absolute().parent.is_dir():
-                raise SettingsError(f"{option} {path}: no such directory; make it, or name another file")
-            if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-                raise SettingsError(f"{option} {path}: cannot be written; name another file")
-        if self.json is not None and self.html is not None and self.json.resolve() == self.html.resolve():
-            raise SettingsError(f"--json and --html both name {self.json}; name two files")
-        if self.html is not None and importlib.util.find_spec("matplotlib") is None:
-            raise SettingsError(
-                "--html draws plots with matplotlib, which is not installed: pip install 'outrider[bench]'"
-            )
+        check_outputs({"--json": self.json, "--html": self.html})
+
+
+def check_outputs(paths: Mapping[str, Path | None]) -> None:
+    """Files by option; None where none is asked for. Raises SettingsError where one could not be written."""
+    named: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise SettingsError(f"{option} {path}: is a directory; name a file in it")
+        if not path.absolute().parent.is_dir():
+            raise SettingsError(f"{option} {path}: no such directory; make it, or name another file")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise SettingsError(f"{option} {path}: cannot be written; name another file")
+        if (other := named.setdefault(path.resolve(), option)) != option:
+            raise SettingsError(f"{other} and {option} both name {path}; name two files")
+    if paths.get("--html") is not None and importlib.util.find_spec("matplotlib") is None:
+        raise SettingsError("--html draws plots with matplotlib, which is not installed: pip install 'outrider[bench]'")
 
 
 def write_files(report: Report, outputs: Outputs) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +12,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from configs.load import SettingsError
 from configs.schema import Dtype, Numerics
-from runtime.cli.console import ERR, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, OUT, fail, guarded, run, show
+from runtime.cli.bench_files import check_outputs, write_file
+from runtime.cli.console import (
+    ERR,
+    EXIT_INTERRUPTED,
+    EXIT_NO,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    OUT,
+    fail,
+    guarded,
+    run,
+    show,
+)
 from runtime.cli.serve import StopSignals, first_of, settings_from_flags
 from runtime.cli.startup import StartupProgress, summary_panel
 
@@ -75,7 +85,7 @@ def measure(
         return
     with guarded():
         settings = _settings(config, assignments or [], flags)
-        _check_outputs(out, html)
+        check_outputs({"--out": out, "--html": html})
     run(_measure(settings, quick=quick, out=out, html=html))
 
 
@@ -92,7 +102,7 @@ def show_profile(
     with guarded():
         from runtime.profile.files import ProfileFileError, read
 
-        _check_outputs(None, html)
+        check_outputs({"--html": html})
         settings = settings_from_flags(config, assignments or [], {})
         path = file if file is not None else _newest(settings)
         try:
@@ -109,21 +119,6 @@ def _settings(config: str | None, assignments: list[str], flags: dict[str, Any])
     if "launcher" in settings.cluster.model_fields_set:
         return settings
     return settings_from_flags(config, assignments, {**flags, "launcher": "process"})
-
-
-def _check_outputs(out: Path | None, html: Path | None) -> None:
-    """Raises SettingsError where what was asked for could not be written after minutes of measuring."""
-    for option, path in (("--out", out), ("--html", html)):
-        if path is None:
-            continue
-        if path.is_dir():
-            raise SettingsError(f"{option} {path}: is a directory; name a file in it")
-        if not path.absolute().parent.is_dir():
-            raise SettingsError(f"{option} {path}: no such directory; make it, or name another file")
-        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-            raise SettingsError(f"{option} {path}: cannot be written; name another file")
-    if html is not None and importlib.util.find_spec("matplotlib") is None:
-        raise SettingsError("--html draws plots with matplotlib, which is not installed: pip install 'outrider[bench]'")
 
 
 def _newest(settings: ServeSettings) -> Path:
@@ -148,7 +143,10 @@ async def _measure(settings: ServeSettings, *, quick: bool, out: Path | None, ht
     from runtime.profile.drive import ProfileError
     from runtime.profile.files import profile_path, write
 
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"state_dir {settings.state_dir}: {error.strerror}; name a directory that can be made", EXIT_USAGE)
     measured: list[Profile] = []
 
     async def work() -> None:
@@ -222,5 +220,5 @@ def _present(found: Profile, html: Path | None) -> None:
     if html is not None:
         from runtime.profile.page import page
 
-        html.write_text(page(found), encoding="utf-8")
-        ERR.print(f"wrote {html}", soft_wrap=True, markup=False)
+        if not write_file("--html", html, lambda: page(found)):
+            raise typer.Exit(EXIT_NO)

@@ -11,8 +11,8 @@ import typer
 
 from configs.load import SettingsError
 from configs.schema import GAMMA_LIMIT
-from runtime.cli.bench_files import Outputs
-from runtime.cli.console import ERR, EXIT_USAGE, OUT, fail, guarded, run, show
+from runtime.cli.bench_files import Outputs, write_file
+from runtime.cli.console import ERR, EXIT_NO, EXIT_USAGE, OUT, fail, guarded, run, show
 
 if TYPE_CHECKING:
     from runtime.simulate.acceptance import Acceptance
@@ -45,7 +45,10 @@ def simulate(
         ),
     ] = None,
     pad_rows: Annotated[
-        int, typer.Option(min=0, help="With --gpu: passes are padded to multiples of this many rows; 0 for none.")
+        int,
+        typer.Option(
+            min=0, max=65536, help="With --gpu: passes are padded to multiples of this many rows; 0 for none."
+        ),
     ] = 0,
     sequences: Annotated[
         str,
@@ -56,7 +59,8 @@ def simulate(
         typer.Option(metavar="R[,R...]", help="Open loop: requests per second in all, Poisson.", show_default=False),
     ] = None,
     context: Annotated[
-        int, typer.Option(min=0, help="Tokens that sequences come with, computed elsewhere; theirs come on top.")
+        int,
+        typer.Option(min=0, max=2**31, help="Tokens that sequences come with, computed elsewhere; theirs come on top."),
     ] = 4096,
     prompt_tokens: Annotated[
         str, typer.Option(metavar="N[-N]", help="Prompt tokens that the ranks compute; a range is drawn from evenly.")
@@ -83,13 +87,16 @@ def simulate(
     ] = 8.0,
     spread: Annotated[float, typer.Option(min=0, max=1, help="How far apart sequences lie; 0 makes all alike.")] = 0.5,
     score_noise: Annotated[
-        float, typer.Option(min=0, help="How far a drafter's score is off the log-odds, standard deviation.")
+        float, typer.Option(min=0, max=100, help="How far a drafter's score is off the log-odds, standard deviation.")
     ] = 0.5,
     temperature: Annotated[float, typer.Option(min=0, help="Of all requests; 0 is greedy.")] = 1.0,
     noise: Annotated[float, typer.Option(min=0, max=1, help="Scatter of a step's time, of its logarithm.")] = 0.0,
-    imbalance: Annotated[float, typer.Option(min=1, help="Factor on every step, for what the costs leave out.")] = 1.0,
+    imbalance: Annotated[
+        float, typer.Option(min=1, max=1000, help="Factor on every step, for what the costs leave out.")
+    ] = 1.0,
     max_step_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most rows of a rank's pass.", show_default="8192, or the profile's")
+        int | None,
+        typer.Option(min=1, max=2**20, help="Most rows of a rank's pass.", show_default="8192, or the profile's"),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of a cell that count.", show_default="400 to 8000, by the load")
@@ -209,7 +216,7 @@ def _loads(sequences: str, rates: str | None, prompt: str, output: str, temperat
     if len(counts) != sequences.count(",") + 1 or not all(1 <= count <= MAX_SEQUENCES for count in counts):
         raise SettingsError(f"--sequences {sequences!r}: give whole numbers from 1 to {MAX_SEQUENCES}, as in 16,60")
     lengths = _lengths("--prompt-tokens", prompt), _lengths("--output-tokens", output)
-    arriving = [None] if rates is None else [one.rate for one in parse_rates([rates])]
+    arriving = [None] if rates is None else [one.rate for one in parse_rates([rates], option="--open-rate")]
     try:
         return tuple(
             Traffic(sequences=count, rate=rate, prompt=lengths[0], output=lengths[1], temperature=temperature)
@@ -266,11 +273,16 @@ async def _simulate(study: Study, outputs: Outputs) -> None:
     show(speed_table(cells))
     for line in (*REMARKS, *study.remarks):
         OUT.print(line, soft_wrap=True, markup=False)
+    done = []
     if outputs.json is not None:
-        outputs.json.write_text(json.dumps(document(study, cells), indent=1) + "\n", encoding="utf-8")
-        ERR.print(f"wrote {outputs.json}", soft_wrap=True, markup=False)
+        done.append(
+            write_file(
+                "--json", outputs.json, lambda: json.dumps(document(study, cells), indent=1, allow_nan=False) + "\n"
+            )
+        )
     if outputs.html is not None:
         from runtime.simulate.page import page
 
-        outputs.html.write_text(page(study, cells), encoding="utf-8")
-        ERR.print(f"wrote {outputs.html}", soft_wrap=True, markup=False)
+        done.append(write_file("--html", outputs.html, lambda: page(study, cells)))
+    if not all(done):
+        raise typer.Exit(EXIT_NO)

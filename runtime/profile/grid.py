@@ -49,8 +49,8 @@ class Pace:
 
 
 THOROUGH = Pace(
-    sampled=Steps((0, 1, 2, 3, 4, 5, 8), (0, 1 / 2, 1)),
-    greedy=Steps((0, 2), (0, 1)),
+    sampled=Steps((0, 1, 2, 3, 5), (0, 1 / 2, 1)),
+    greedy=Steps((0, 1, 2, 3, 5), (0, 1)),
     warmup=1,
     repeats=5,
     num_longer=2,

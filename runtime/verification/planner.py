@@ -27,7 +27,8 @@ import numpy as np
 from runtime.verification.costs import CostCurve, Floats, Ints, StepCosts
 
 HYSTERESIS = 0.01
-"""Another draft length must promise this much more than the one in use, as a share."""
+"""Another draft length must promise this much more than the one in use, as a share, and a longer one than a shorter:
+what profiles tell is no finer, and long steps keep newcomers waiting."""
 MIN_DWELL = 4
 """Steps that a draft length is kept at least."""
 
@@ -147,8 +148,9 @@ def choose(
     sampled: as in StepCosts. gammas: candidates, rising. previous, dwelt: the last answer, and for how many steps it
     was the answer.
 
-    Of equals the shorter draft, then the smaller budget is taken. Ordinary decoding, where it is a candidate, stays
-    unless another promises `min_gain` more, and so does the length in use unless another promises HYSTERESIS more.
+    Of lengths that promise less than HYSTERESIS below the best, the shortest is taken, and of equal budgets the
+    smallest. Ordinary decoding, where it is a candidate, stays unless another promises `min_gain` more, and so does the
+    length in use unless another promises HYSTERESIS more.
     """
     curve = costs.at(_busiest(evidence), context, sampled=sampled)
     choices = [
@@ -159,6 +161,9 @@ def choose(
     for other in choices[1:]:
         if _prefers(other, best, aim):
             best = other
+    if _keeps(best, aim):
+        near = best.rate / (1 + HYSTERESIS)
+        best = next(choice for choice in choices if _keeps(choice, aim) and choice.rate >= near)
     plain = choices[0] if choices[0].gamma == 0 else None
     if plain is not None and best.rate < plain.rate * (1 + aim.min_gain) and _keeps(plain, aim):
         best = plain

@@ -24,7 +24,7 @@ from runtime.verification.costs import CostCurve, Floats, Ints, StepCosts
 
 COMMON_SPREAD = 0.5
 """Standard deviation, before anything was measured, of what all steps of a load share. Spreads are of logarithms."""
-PECULIAR_SPREAD = 0.03
+PECULIAR_SPREAD = 0.08
 """The same of what is peculiar to a draft length."""
 DRIFT = 0.005
 """By how much the shared part wanders in a step."""
@@ -36,7 +36,7 @@ STALE_AFTER = 200
 """Steps of a load and draft length before the profile is judged by them."""
 JUDGED_EVERY = 25
 """Steps between judgements, each of what runs then."""
-STALE_ERROR = 0.15
+STALE_ERROR = 0.3
 """Draft lengths that cost so much more or less than the profile says, beside what all steps do, as a share: the
 profile does not tell lengths apart, and those that were not tried are as doubtful."""
 STALE_RATIO = 3.0

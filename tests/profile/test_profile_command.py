@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from configs.load import load_settings
+from runtime.cli import bench_files
 from runtime.cli import profile as command
 from runtime.cli.console import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_START, EXIT_USAGE
 from runtime.cluster.supervisor import GroupSupervisor, launcher_for
@@ -132,6 +133,8 @@ def test_files_that_are_named_are_written(tmp_path, measuring):
         (["--out", "/"], "--out /: is a directory"),
         (["--out", "/no/such/folder/x.json"], "no such directory"),
         (["--html", "/no/such/folder/x.html"], "--html /no/such/folder/x.html"),
+        (["--out", "x.json", "--html", "x.json"], "--out and --html both name x.json"),
+        (["--set", "state_dir=/dev/null/x"], "state_dir /dev/null/x"),
         (["--tp", "0"], "parallel.tp"),
         (["--model", "/nowhere"], "model.path"),
         (["--config", "none"], "none: no such file"),
@@ -145,7 +148,7 @@ def test_what_cannot_work_is_said_before_anything_starts(measuring, arguments, t
 
 
 def test_the_page_without_matplotlib_is_refused_first(tmp_path, measuring, monkeypatch):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(bench_files.importlib.util, "find_spec", lambda name: None)
     result = outrider("--html", str(tmp_path / "x.html"))
     assert result.exit_code == EXIT_USAGE
     assert "pip install" in result.stderr
