@@ -15,6 +15,7 @@ from runtime.profile.document import Cell, Imbalance, Method, Profile, Timing
 from runtime.profile.drive import ProfileError, StepRecord, SyntheticLoad
 from runtime.profile.grid import QUICK, THOROUGH, Pace, Sweep, Visit, sweeps
 from runtime.profile.identity import identity_of
+from runtime.profile.levels import levelled
 from workers.plan import StepTimings
 
 Progress = Callable[[int, int, str], None]
@@ -91,6 +92,7 @@ class _Measuring:
                         found[visit.waiting, budget].append(record)
                 self._done += visit.num_steps
         self._progress(self._done, self._total, text)
+        found = levelled(found)
         records = [record for each in found.values() for record in each]
         self.expert_rows += [record.expert_rows for record in records]
         context = float(np.mean([record.context for record in records]))

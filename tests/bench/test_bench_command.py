@@ -75,7 +75,10 @@ def policy_of(server: Server) -> tuple[int, int]:
         (("--prompts", "/nowhere/x.jsonl"), "/nowhere/x.jsonl: No such file"),
         (("--set", "server.prot=1"), "server.prot: unknown key"),
         (("--json", "/"), "--json /: is a directory; name a file in it"),
-        (("--json", "/tmp/x.txt", "--html", "/tmp/../tmp/x.txt"), "--json and --html both name /tmp/../tmp/x.txt; name two"),
+        (
+            ("--json", "/tmp/x.txt", "--html", "/tmp/../tmp/x.txt"),
+            "--json and --html both name /tmp/../tmp/x.txt; name two",
+        ),
         (("--concurrency", "9" * 5000), "give whole numbers from 1"),
         (("--html", "/nowhere/x.html"), "--html /nowhere/x.html: no such directory"),
         (("measure", "--policy", "dynamic:max=x"), "--policy 'dynamic:max=x': max is 'x'; give drafts per round"),

@@ -119,6 +119,8 @@ class Contest:
     sequences: int
     acceptance: float
     least: float = 0.98
+    prompt: int = 1
+    output: int = 256
 
 
 SMOOTH = FormulaCosts(gamma_max=5)
@@ -129,7 +131,12 @@ CONTESTS = {
     for name, costs in (("smooth", SMOOTH), ("cliffs", CLIFFS), ("steep", STEEP))
     for sequences in (2, 6, 12)
     for acceptance in (0.3, 0.6, 0.9)
+} | {
+    f"{name}-{sequences}-{acceptance}-short": Contest(costs, sequences, acceptance, prompt=48, output=48)
+    for name, costs, sequences in (("smooth", SMOOTH, 1), ("smooth", SMOOTH, 64), ("steep", STEEP, 64))
+    for acceptance in (0.3, 0.9)
 }
+"""Among them one sequence alone, and many that come with prompts in the steps of others."""
 
 
 @pytest.mark.parametrize("contest", by_day(CONTESTS))
@@ -137,10 +144,14 @@ def test_dynamic_keeps_up_with_the_best_fixed_length(contest: Contest) -> None:
     """With exact costs. Everything is drawn by one seed, and policies meet the same luck."""
     case = scenario(
         contest.costs,
-        sequences=contest.sequences,
+        traffic=Traffic(
+            sequences=contest.sequences,
+            prompt=Lengths(contest.prompt, contest.prompt),
+            output=Lengths(contest.output, contest.output),
+        ),
         acceptance=Acceptance(rates=(contest.acceptance,)),
-        warmup=96,
-        steps=512 if contest.sequences == 2 else 192,
+        warmup=128,
+        steps=512 if contest.sequences <= 2 else 192,
     )
     best = max(figures(case, policy).tokens_per_s for policy in (Off(), *map(Fixed, range(1, 6))))
     found = figures(case, Dynamic())
