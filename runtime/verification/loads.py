@@ -103,11 +103,15 @@ def limits_of(
     spares_ends: none beyond what a sequence may still emit. explores: the draft length of all but some sequences, and
     those.
     """
+    rule_of = {one: rules.of_request(one) for one in {*load.traits, *load.entering_traits}}
+    has_room = not spares_ends or min(load.left, default=gamma + 2) >= gamma + 2
+    if explores is None and has_room and all(rule.cap >= gamma for rule in rule_of.values()):
+        return {}  # as in most steps of most servers
     limits = {}
     room = [*load.left, *[gamma + 2] * len(load.entering)] if spares_ends else None
     traits = (*load.traits, *load.entering_traits)
     for place, (uid, one) in enumerate(zip((*load.uids, *load.entering), traits, strict=True)):
-        limit = rules.of_request(one).cap
+        limit = rule_of[one].cap
         if room is not None:
             limit = min(limit, max(0, room[place] - 2))
         if explores is not None and uid not in explores[1]:
@@ -122,9 +126,12 @@ def forced_of(load: Load, rules: Rules, explorers: frozenset[int] = NOBODY) -> d
 
     explorers: sequences all of whose drafts are.
     """
+    rule_of = {one: rules.of_request(one) for one in {*load.traits}}
+    if not explorers and not any(rule.forced for rule in rule_of.values()):
+        return {}
     forced = {}
     for uid, traits, waiting, left in zip(load.uids, load.traits, load.waiting, load.left, strict=True):
-        forced_here = waiting if uid in explorers else rules.of_request(traits).forced
+        forced_here = waiting if uid in explorers else rule_of[traits].forced
         count = min(forced_here, waiting, max(left - 1, 0))
         if count:
             forced[uid] = count
