@@ -217,8 +217,11 @@ def _present(found: Profile, html: Path | None) -> None:
         show(speed_table(forecast, sampled=sampled))
     for line in REMARKS:
         OUT.print(line, soft_wrap=True)
-    if html is not None:
+
+    def as_page() -> str:
         from runtime.profile.page import page
 
-        if not write_file("--html", html, lambda: page(found)):
-            raise typer.Exit(EXIT_NO)
+        return page(found)
+
+    if not write_file("--html", html, as_page):
+        raise typer.Exit(EXIT_NO)

@@ -273,16 +273,15 @@ async def _simulate(study: Study, outputs: Outputs) -> None:
     show(speed_table(cells))
     for line in (*REMARKS, *study.remarks):
         OUT.print(line, soft_wrap=True, markup=False)
-    done = []
-    if outputs.json is not None:
-        done.append(
-            write_file(
-                "--json", outputs.json, lambda: json.dumps(document(study, cells), indent=1, allow_nan=False) + "\n"
-            )
-        )
-    if outputs.html is not None:
+
+    def as_json() -> str:
+        return json.dumps(document(study, cells), indent=1, allow_nan=False) + "\n"
+
+    def as_page() -> str:
         from runtime.simulate.page import page
 
-        done.append(write_file("--html", outputs.html, lambda: page(study, cells)))
+        return page(study, cells)
+
+    done = [write_file("--json", outputs.json, as_json), write_file("--html", outputs.html, as_page)]
     if not all(done):
         raise typer.Exit(EXIT_NO)

@@ -16,19 +16,11 @@ from typing import TypeVar
 import numpy as np
 
 from runtime.profile.drive import StepRecord
+from workers.plan import StepTimings
 
 K = TypeVar("K", bound=Hashable)
 
-_SECONDS = (
-    "total_s",
-    "target_s",
-    "verify_s",
-    "commit_s",
-    "draft_s",
-    "collective_s",
-    "dispatch_s",
-    "combine_s",
-)
+_SECONDS = tuple(name for name in StepTimings.__slots__ if name.endswith("_s"))
 
 
 def levelled(found: Mapping[K, Sequence[StepRecord]]) -> dict[K, list[StepRecord]]:

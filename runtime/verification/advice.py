@@ -50,7 +50,6 @@ def advise(
                 caps_E=np.full(num_rows, gamma_max, dtype=np.int64),
                 forced_E=np.zeros(num_rows, dtype=np.int64),
                 share=num_sequences / num_rows,
-                num_rows=num_sequences,
             )
         )
     ]

@@ -46,14 +46,14 @@ def period(every: int, steady: Choice, num_reached: float) -> int:
     return every if steady.gamma else every * RESTING
 
 
-def exploration(step_id: int, period: int, steady: Choice, longest: int, loads: Sequence[Load]) -> Exploration | None:
+def exploration(step_id: int, every: int, steady: Choice, longest: int, loads: Sequence[Load]) -> Exploration | None:
     """What to explore in this step; None where this is no step to explore in, or the present length hides nothing.
 
-    period: steps from one to the next. steady: what the other sequences do. longest: draft that may be drawn.
+    every: steps from one to the next. steady: what the other sequences do. longest: draft that may be drawn.
     """
-    if step_id % period or (steady.covers and steady.gamma == longest):
+    if step_id % every or (steady.covers and steady.gamma == longest):
         return None
-    turn = step_id // period
+    turn = step_id // every
     gamma = longest if turn % DEEP_EVERY == 0 else min(longest, steady.gamma + BEYOND)
     share = max(1, EXPLORERS // len(loads))
     uids: set[int] = set()

@@ -107,7 +107,6 @@ class History:
             caps_E=caps_R[of_E],
             forced_E=forced_R[of_E],
             share=share,
-            num_rows=len(uids) + num_prompt_rows,
             num_prompt_rows=num_prompt_rows,
         )
 

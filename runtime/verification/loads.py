@@ -103,7 +103,7 @@ def limits_of(
     spares_ends: none beyond what a sequence may still emit. explores: the draft length of all but some sequences, and
     those.
     """
-    rule_of = {one: rules.of_request(one) for one in {*load.traits, *load.entering_traits}}
+    rule_of = rules.of_load(load)
     has_room = not spares_ends or min(load.left, default=gamma + 2) >= gamma + 2
     if explores is None and has_room and all(rule.cap >= gamma for rule in rule_of.values()):
         return {}  # as in most steps of most servers
@@ -126,7 +126,7 @@ def forced_of(load: Load, rules: Rules, explorers: frozenset[int] = NOBODY) -> d
 
     explorers: sequences all of whose drafts are.
     """
-    rule_of = {one: rules.of_request(one) for one in {*load.traits}}
+    rule_of = rules.of_load(load)
     if not explorers and not any(rule.forced for rule in rule_of.values()):
         return {}
     forced = {}

@@ -40,19 +40,28 @@ class Outlook:
     survival_EG: float64 in [0, 1], not rising along G: a draft stands together with all before it. Each row of evidence
         stands for `share` of a sequence, so that E · share sequences decode.
     caps_E: int64, drafts at most. forced_E: int64, drafts that are verified whatever they cost; no more than the cap.
-    num_rows: token rows of the pass beside drafts: one per decode, and those of prompts, num_prompt_rows of them.
+    num_prompt_rows: token rows of prompts in the same pass.
     """
 
     survival_EG: Floats
     caps_E: Ints
     forced_E: Ints
     share: float
-    num_rows: int
     num_prompt_rows: int = 0
 
     @property
     def num_sequences(self) -> float:
         return len(self.caps_E) * self.share
+
+    @property
+    def num_decodes(self) -> int:
+        """The same, as rows of the pass: shares of a sequence add up to whole ones."""
+        return round(self.num_sequences)
+
+    @property
+    def num_rows(self) -> int:
+        """Token rows of the pass beside drafts."""
+        return self.num_decodes + self.num_prompt_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,24 +207,6 @@ def spend(
     return _best(evidence, ladders, curve, costs.tiers, aim, waiting, gamma, rate)
 
 
-def everything(
-    evidence: Sequence[Evidence], costs: StepCosts, *, context: float, sampled: bool = True, gamma: int
-) -> Choice:
-    """The steady state of a fixed draft length, in which every draft is verified."""
-    ladders = [one.ladder(gamma) for one in evidence]
-    rows = max(ladder.num_rows + ladder.num_drafts for ladder in ladders)
-    curve = costs.at(_busiest(evidence), context, sampled=sampled)
-    return Choice(
-        gamma=gamma,
-        budgets=tuple(ladder.num_drafts for ladder in ladders),
-        rows=rows,
-        tokens=sum(one.outlook.num_sequences for one in evidence) + sum(float(one.tokens_N[-1]) for one in ladders),
-        step_ms=float(curve.step_ms(np.array([rows]), waiting=gamma, gamma=gamma)[0]),
-        covers=True,
-        prompt_ms=_prompt_ms(evidence, curve, gamma, gamma),
-    )
-
-
 def _best(
     evidence: Sequence[Evidence],
     ladders: Sequence[_Ladder],
@@ -258,7 +249,7 @@ def _prompt_ms(evidence: Sequence[Evidence], curve: CostCurve, waiting: int, gam
     """What the prompts of a step add to its time where no draft is verified: ranks wait for the busiest."""
     looks = [one.outlook for one in evidence]
     rows = max(look.num_rows for look in looks)
-    rows_of_decodes = max(look.num_rows - look.num_prompt_rows for look in looks)
+    rows_of_decodes = max(look.num_decodes for look in looks)
     if rows == rows_of_decodes:
         return 0.0
     without, with_prompts = curve.step_ms(np.array([rows_of_decodes, rows]), waiting=waiting, gamma=gamma)
@@ -281,7 +272,7 @@ def _row_counts(ladders: Sequence[_Ladder], tiers: Sequence[int]) -> Ints:
 
 
 def _busiest(evidence: Sequence[Evidence]) -> int:
-    return max(1, round(max(one.outlook.num_sequences for one in evidence)))
+    return max(1, *(one.outlook.num_decodes for one in evidence))
 
 
 def _keeps(choice: Choice, aim: Aim) -> bool:

@@ -60,8 +60,11 @@ class Rules:
 
     def in_force(self, loads: Sequence[Load]) -> list[Rule]:
         """Those that some sequence is under, each once; that of all others where there is no sequence."""
-        traits = {one for load in loads for one in (*load.traits, *load.entering_traits)}
-        return list(dict.fromkeys(map(self.of_request, traits))) or [self.others]
+        return list({rule: None for load in loads for rule in self.of_load(load).values()}) or [self.others]
+
+    def of_load(self, load: Load) -> dict[Traits, Rule]:
+        """Of all sequences of a load by what they have in common: few rules for many sequences."""
+        return {one: self.of_request(one) for one in {*load.traits, *load.entering_traits}}
 
 
 def common_aim(rules: Sequence[Rule]) -> Aim | None:

@@ -23,7 +23,6 @@ from runtime.verification.planner import (
     Evidence,
     Outlook,
     choose,
-    everything,
     spend,
 )
 from runtime.verification.policy import Dynamic
@@ -60,7 +59,6 @@ def outlook(
         caps_E=np.array(caps or [GAMMA_MAX] * count, dtype=np.int64),
         forced_E=np.array(forced or [0] * count, dtype=np.int64),
         share=1.0,
-        num_rows=count + prompts,
         num_prompt_rows=prompts,
     )
 
@@ -191,10 +189,7 @@ def test_prompts_in_the_same_step_make_no_draft_worth_more(
     prompts: int, looks: list[Outlook], costs: LinearCosts
 ) -> None:
     """Where a row costs the same whatever lies beside it: their own time is theirs."""
-    beside = [
-        replace(look, num_rows=look.num_rows + prompts, num_prompt_rows=look.num_prompt_rows + prompts)
-        for look in looks
-    ]
+    beside = [replace(look, num_prompt_rows=look.num_prompt_rows + prompts) for look in looks]
     alone, crowded = (
         choose([Evidence(look) for look in each], costs, Aim(), context=1.0, gammas=range(GAMMA_MAX + 1))
         for each in (looks, beside)
@@ -207,7 +202,7 @@ def test_prompts_in_the_same_step_make_no_draft_worth_more(
 def test_a_row_that_is_dear_beside_prompts_counts_as_dear() -> None:
     look = outlook([[0.5, 0.25, 0.125]] * 2)
     cliff = CliffCosts(by_rows={1: 2.0, 2: 2.0, 60: 2.1, 61: 9.0}, draft_ms=0.0, gamma_max=GAMMA_MAX)
-    beside = replace(look, num_rows=59, num_prompt_rows=57)
+    beside = replace(look, num_prompt_rows=57)
     alone, crowded = (
         choose([Evidence(one)], cliff, Aim(), context=1.0, gammas=range(GAMMA_MAX + 1)) for one in (look, beside)
     )
@@ -275,13 +270,6 @@ def test_rows_beyond_the_last_tier_are_counted_one_by_one() -> None:
     dear = LinearCosts(base=1.0, row=0.3, draft=0.0, tiers=(4,))
     rate = 2.0
     assert spend(evidence([look]), dear, ANY_GAIN, context=1.0, waiting=3, gamma=1, rate=rate).budgets == (6,)
-
-
-def test_everything_is_the_largest_budget() -> None:
-    found = everything(evidence([SURE, HOPELESS]), LinearCosts(), context=1.0, gamma=2)
-    assert found.budgets == (4, 4)
-    assert found.rows == 6
-    assert found.tokens == pytest.approx(2 + 4 + 2)
 
 
 @given(st.integers(0, 3), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 3))

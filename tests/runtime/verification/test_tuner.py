@@ -22,7 +22,6 @@ def outlook(count: int, survival: float = 0.5) -> Outlook:
         caps_E=np.full(count, GAMMA_MAX),
         forced_E=np.zeros(count, dtype=np.int64),
         share=1.0,
-        num_rows=count,
     )
 
 
