@@ -34,7 +34,7 @@ class Outputs:
 
 def check_outputs(paths: Mapping[str, Path | None]) -> None:
     """Files by option; None where none is asked for. Raises SettingsError where one could not be written."""
-    named: dict[Path, str] = {}
+    named: dict[str, str] = {}
     for option, path in paths.items():
         if path is None:
             continue
@@ -44,7 +44,7 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
             raise SettingsError(f"{option} {path}: no such directory; make it, or name another file")
         if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
             raise SettingsError(f"{option} {path}: cannot be written; name another file")
-        if (other := named.setdefault(path.resolve(), option)) != option:
+        if (other := named.setdefault(os.path.realpath(path), option)) != option:
             raise SettingsError(f"{other} and {option} both name {path}; name two files")
     if paths.get("--html") is not None and importlib.util.find_spec("matplotlib") is None:
         raise SettingsError("--html draws plots with matplotlib, which is not installed: pip install 'outrider[bench]'")

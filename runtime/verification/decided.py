@@ -15,11 +15,14 @@ from runtime.verification.speculation import Load, Speculation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """choice: what this step is predicted to be; None where nothing decodes or there is no profile."""
+    """choice: what this step is predicted to be; None where nothing decodes or there is no profile. costs: by which.
+    raw_ms: its time by the profile alone, without the corrections of that moment."""
 
     speculation: Speculation
     choice: Choice | None
     explored: Exploration | None = None
+    costs: CorrectedCosts | None = None
+    raw_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ class PolicyPlanner:
         """Takes the limits of ranks that came back; what was learnt of other lengths is let go."""
         if gamma_max != self.history.gamma_max or capacity > self._capacity:
             self.history, self._unlearnt = History(gamma_max, capacity=capacity), []
+            self._shadow = None  # its counts are of other lengths, which it may not be able to draw any more
             self._capacity = capacity
             self.use_profile(None if self._costs is None else self._costs.raw, self._profile)
 
@@ -141,6 +142,10 @@ class PolicyPlanner:
             self._asked = Asked(step_id, loads, rules, in_force, costs)
         if self._shadow is not None and costs is not None and any(load.uids for load in loads):
             self._follow_shadow(step_id, self._shadow, loads, costs)
+        if decision.choice is not None and self._costs is not None:
+            busiest = max(1, *(len(load.uids) for load in loads))
+            raw_ms = decision.choice.step_ms / self._residuals.factor(busiest, decision.choice.gamma)
+            decision = replace(decision, costs=self._costs, raw_ms=raw_ms)
         self._loads, self._decision = loads, decision
         if decision.explored is not None:
             self._explored = decision.explored
@@ -171,7 +176,8 @@ class PolicyPlanner:
         choice = decision.choice
         is_steady = is_plain(plan)
         predicted_s = 0.0
-        if choice is not None and self._costs is not None:
+        # Of another profile's predictions the present one learns nothing.
+        if choice is not None and self._costs is not None and decision.costs is self._costs:
             predicted_s = choice.step_ms / 1000
             if is_steady:
                 num_sequences = max(len(batch.slots) for batch in plan.batches)
@@ -179,7 +185,7 @@ class PolicyPlanner:
                     plan.step_id,
                     num_sequences=num_sequences,
                     gamma=plan.gamma,
-                    raw_ms=choice.step_ms / self._residuals.factor(num_sequences, plan.gamma),
+                    raw_ms=decision.raw_ms,
                     measured_ms=step.measured_s * 1000,
                 )
         self._counts.add(

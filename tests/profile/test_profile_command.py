@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from configs.load import load_settings
 from runtime.cli import bench_files
 from runtime.cli import profile as command
-from runtime.cli.console import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_START, EXIT_USAGE
+from runtime.cli.console import EXIT_INTERRUPTED, EXIT_NO, EXIT_REFUSED, EXIT_START, EXIT_USAGE
 from runtime.cluster.supervisor import GroupSupervisor, launcher_for
 from runtime.life import begin_life
 from runtime.profile import deployment, files
@@ -145,6 +145,15 @@ def test_what_cannot_work_is_said_before_anything_starts(measuring, arguments, t
     assert result.exit_code == EXIT_USAGE
     assert text in result.stderr
     assert measuring[1] == []
+
+
+def test_a_link_that_leads_to_itself_is_told_and_no_riddle(tmp_path, measuring):
+    (tmp_path / "loop").symlink_to("loop")
+    measuring[0][0] = ALONE
+    result = outrider("--html", str(tmp_path / "loop"), "--set", f"state_dir={tmp_path / 'state'}")
+    assert "Traceback" not in result.output
+    assert f"--html {tmp_path / 'loop'}" in result.stderr
+    assert result.exit_code == EXIT_NO
 
 
 def test_the_page_without_matplotlib_is_refused_first(tmp_path, measuring, monkeypatch):

@@ -111,6 +111,27 @@ def test_noise_leaves_the_mean_step_as_it_is() -> None:
     assert found.gap_p99_ms > 1.5 * found.gap_p50_ms
 
 
+@pytest.mark.parametrize("times", [0.5, 2.0, 2.9])
+def test_corrections_come_to_what_is_true_and_do_not_overshoot(times: float) -> None:
+    """Steps are planned, learnt of and corrected in the order of a server: each is held against what was predicted by
+    the corrections of its own moment."""
+    believed = FormulaCosts(gamma_max=5)
+    true = FormulaCosts(gamma_max=5, base=10 * times, per_row=0.1 * times, per_draft=0.5 * times)
+    simulation = Simulation(scenario(believed=believed, true=true, warmup=0, steps=60), Off())
+    planner, factors = simulation.planner, []
+    catch_up = planner.catch_up
+
+    def watched() -> None:
+        catch_up()
+        factors.append(planner._residuals.factor(8, 0))
+
+    planner.catch_up = watched  # type: ignore[method-assign]
+    asyncio.run(simulation.run())
+    assert factors[-1] == pytest.approx(times, rel=0.02)
+    assert max(factors) <= max(1.0, times * 1.001)
+    assert min(factors) >= min(1.0, times * 0.999)
+
+
 @dataclass(frozen=True)
 class Contest:
     """Costs, sequences, acceptance; what share of the best fixed length the dynamic policy reaches at least."""

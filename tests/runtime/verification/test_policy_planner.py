@@ -19,7 +19,7 @@ from runtime.front.errors import InvalidRequest, MissingFeature
 from runtime.verification.policy import Dynamic, Fixed, Off, Policy
 from runtime.verification.policy_planner import PolicyPlanner
 from runtime.verification.residuals import STALE_AFTER
-from runtime.verification.speculation import Load
+from runtime.verification.speculation import Load, Traits
 from runtime.verification.view import ProfileState
 from workers.plan import VERIFY_EVERYTHING, BatchPlan, StepPlan
 
@@ -292,3 +292,28 @@ def test_a_decision_does_not_wait_for_what_is_learnt_beside_it() -> None:
     assert learnt.calibration.version == 0 or learnt.calibration.version < learnt.step_id
     assert unlearnt.calibration.version == 0
     assert late.told.planner.history.calibrator.num_reached == 0 < quick.told.planner.history.calibrator.num_reached
+
+
+@pytest.mark.parametrize("gamma_max", [0, 2, 8])
+def test_a_shadow_ends_where_ranks_come_back_with_other_limits(gamma_max: int) -> None:
+    planner = planner_of(Fixed(2), costs=CHEAP)
+    planner.set_shadow(Dynamic())
+    bench = bench_with(planner)
+    run(bench, Fixed(2), 10)
+    assert planner.view().shadow is not None
+    planner._store.fit(gamma_max, effective_step=11, now=0)
+    planner.fit(gamma_max, capacity=64)
+    planner.decide(1000, [Load(uids=(1,), traits=(Traits(0, 0, None),), waiting=(0,), committed=(5,), left=(9,))])
+    assert planner.view().shadow is None
+
+
+def test_what_one_profile_predicted_corrects_no_other() -> None:
+    planner = planner_of(costs=CHEAP)
+    bench = bench_with(planner)
+    run(bench, Off(), 20)
+    planner.catch_up = lambda: None  # type: ignore[method-assign]
+    run(bench, Off(), 3)
+    del planner.catch_up  # type: ignore[method-assign]
+    planner.use_profile(DEAR, USABLE)
+    planner.catch_up()
+    assert not planner._residuals._held
