@@ -59,18 +59,21 @@ def main() -> None:
 
 
 def live(args: argparse.Namespace, profile: Path, file: Path, settings: list[str]) -> list[Group]:
-    """What `outrider bench` measured: four requests per client of the largest concurrency in each cell."""
-    command = [OUTRIDER, "bench", "--policy", args.policy, "--concurrency", args.concurrency, "--json", str(file)]
-    command += ["--requests", str(num_requests(args)), "--repeats", str(args.repeats)]
-    command += ["--prompt-tokens", str(args.prompt_tokens), "--max-tokens", str(args.max_tokens)]
-    command += ["--temperature", str(args.temperature), "--set", f"speculation.profile={profile}", *settings]
-    subprocess.run(command, check=True)
-    groups: list[Group] = json.loads(file.read_text(encoding="utf-8"))["groups"]
+    """What `outrider bench` measured, one concurrency after the other."""
+    groups: list[Group] = []
+    for concurrency in map(int, args.concurrency.split(",")):
+        command = [OUTRIDER, "bench", "--policy", args.policy, "--concurrency", str(concurrency), "--json", str(file)]
+        command += ["--requests", str(num_requests(concurrency)), "--repeats", str(args.repeats)]
+        command += ["--prompt-tokens", str(args.prompt_tokens), "--max-tokens", str(args.max_tokens)]
+        command += ["--temperature", str(args.temperature), "--set", f"speculation.profile={profile}", *settings]
+        subprocess.run(command, check=True)
+        groups += json.loads(file.read_text(encoding="utf-8"))["groups"]
     return groups
 
 
-def num_requests(args: argparse.Namespace) -> int:
-    return 4 * max(map(int, args.concurrency.split(",")))
+def num_requests(concurrency: int) -> int:
+    """Per cell: four for each client, so that starts and ends, at which fewer run, are a small part."""
+    return max(16, 4 * concurrency)
 
 
 def acceptance(groups: list[Group], concurrency: int) -> tuple[float, ...]:
@@ -98,7 +101,7 @@ def simulated(
             prompt=Lengths(args.prompt_tokens, args.prompt_tokens),
             output=Lengths(args.max_tokens, args.max_tokens),
             temperature=args.temperature,
-            requests=num_requests(args),
+            requests=num_requests(concurrency),
             staggered=False,
         ),
         acceptance=Acceptance(rates=rates, concentration=args.concentration),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,6 +21,7 @@ from runtime.cli.console import (
     EXIT_REFUSED,
     EXIT_USAGE,
     OUT,
+    complain,
     fail,
     guarded,
     run,
@@ -141,7 +143,7 @@ async def _measure(settings: ServeSettings, *, quick: bool, out: Path | None, ht
     """Until all is measured, or a signal ends it; no rank is left then either."""
     from runtime.profile.deployment import measure_deployment
     from runtime.profile.drive import ProfileError
-    from runtime.profile.files import profile_path, write
+    from runtime.profile.files import profile_path
 
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True)
@@ -161,9 +163,25 @@ async def _measure(settings: ServeSettings, *, quick: bool, out: Path | None, ht
         raise typer.Exit(EXIT_INTERRUPTED)
     (found,) = measured
     path = out or profile_path(settings.state_dir, found.identity)
-    write(found, path)
-    ERR.print(f"wrote {path}", soft_wrap=True, markup=False)
+    is_kept = _keep(found, path)
     _present(found, html)
+    if not is_kept:
+        raise typer.Exit(EXIT_NO)
+
+
+def _keep(found: Profile, path: Path) -> bool:
+    """Whether it was written where it was to be; minutes of measuring are kept somewhere else if not."""
+    from runtime.profile.files import write
+
+    try:
+        write(found, path)
+    except OSError as error:
+        complain(f"{path}: {error.strerror or error}; the profile is kept elsewhere")
+        write(found, instead := Path(tempfile.mkdtemp(prefix="outrider-")) / "profile.json")
+        ERR.print(f"wrote {instead}; move it to where it belongs", soft_wrap=True, markup=False)
+        return False
+    ERR.print(f"wrote {path}", soft_wrap=True, markup=False)
+    return True
 
 
 class _Bars:

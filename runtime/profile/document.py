@@ -16,6 +16,7 @@ SCHEMA_VERSION: Literal[1] = 1
 MOST = 2**31 - 1
 """No count is larger: a file that says so was not measured."""
 LONGEST_MS = 1e9
+LEAST_STEP_MS = 1e-3
 LONGEST_DRAFT = 1024
 
 Milliseconds = Annotated[float, Field(ge=0, le=LONGEST_MS)]
@@ -23,9 +24,9 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Part(BaseModel):
-    """Base of all parts: immutable, and an unknown key is an error."""
+    """Base of all parts: immutable, numbers are numbers, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Identity(Part):
@@ -95,8 +96,8 @@ class Cell(Part):
     @field_validator("step")
     @classmethod
     def _takes_time(cls, step: Timing) -> Timing:
-        if step.median <= 0:
-            raise ValueError("a step that takes no time was not measured; measure the profile anew")
+        if step.median < LEAST_STEP_MS:
+            raise ValueError("a step that takes hardly any time was not measured; measure the profile anew")
         return step
 
 

@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -115,6 +116,20 @@ def test_a_launcher_that_is_named_is_used(tmp_path, measuring):
     for option in ("--set cluster.launcher=ray", "--launcher ray"):
         assert outrider(*option.split(), "--set", f"state_dir={tmp_path}").exit_code == 0
     assert [settings.cluster.launcher for settings, _ in asked] == ["ray", "ray"]
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "dangling"])
+def test_a_profile_that_cannot_be_written_where_it_belongs_is_kept_elsewhere(tmp_path, measuring, name):
+    """What no check beforehand sees: a name that leaves no room for a file beside it, a link into nowhere."""
+    out = tmp_path / name
+    if name == "dangling":
+        out.symlink_to(tmp_path / "nowhere" / "profile.json")
+    result = outrider("--out", str(out), "--set", f"state_dir={tmp_path / 'state'}")
+    assert result.exit_code == 1, result.output
+    assert "tokens/s, sampled" in result.stdout
+    (instead,) = re.findall(r"wrote (\S+); move it", result.stderr)
+    assert files.read(Path(instead)) == BOTH
+    shutil.rmtree(Path(instead).parent)
 
 
 def test_files_that_are_named_are_written(tmp_path, measuring):
