@@ -161,6 +161,11 @@ class SpeculationSettings(Settings):
         description="Hardware profile to use; unset takes the newest of this geometry under state_dir, else a shipped "
         "one.",
     )
+    allow_typical: bool = Field(
+        False,
+        description="Take requests that ask for typical verification, which accepts drafts that are likely enough and "
+        "so changes the law of their output.",
+    )
     measure_profile: bool = Field(
         False, description="Measure a hardware profile at start where none fits; takes minutes."
     )

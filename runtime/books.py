@@ -2,7 +2,8 @@
 told. Knows no loop, no ranks and no policy.
 
 A request is in one place at a time: in the queue, or running on the scheduler of the present life. It leaves by `end`,
-whatever ends it, and with an event that says so unless the front knows.
+whatever ends it, and with an event that says so unless the front knows. Each sequence of a request is one here, with a
+uid of its own, and ends by itself.
 """
 
 from __future__ import annotations
@@ -17,17 +18,32 @@ from runtime.events import ErrorEvent, EventSink, TokenEvent
 from runtime.front.errors import AbortedByOperator, InternalError, InvalidRequest, OutriderError, Unavailable
 from runtime.intake import Intake, check_servable
 from runtime.life import Life
-from runtime.live import EarlyEnd, End, LiveRequests, RequestStatus
+from runtime.live import EarlyEnd, End, LiveRequest, LiveRequests, RequestStatus
 from runtime.outbox import Event, Outbox
-from runtime.request import FinishReason, Request
+from runtime.request import Finish, FinishReason, Request, sequences_of
 from runtime.scheduler.queue import WaitingQueue
 from runtime.settlement import Outcome, outcomes, settle
 from runtime.statistics import Counters, EngineStatistics
 from runtime.status import Aborted
 from state.ledger import RunningSequence
-from workers.plan import StepPlan, StepResult
+from workers.demands import Constraint
+from workers.plan import RankEnd, StepPlan, StepResult
 
 log = logging.getLogger(__name__)
+
+TIME_IS_UP = Finish(reason=FinishReason.TIME_LIMIT)
+
+
+def last_event(live: LiveRequest) -> TokenEvent:
+    """That of a request whose time is up: it brings no tokens, and the end of the text, which may complete a stop
+    string."""
+    return TokenEvent(
+        uid=live.request.uid,
+        tokens=(),
+        usage=live.usage,
+        finish=TIME_IS_UP,
+        needs_verdict=bool(live.request.stopping.stop_strings),
+    )
 
 
 class Settled(NamedTuple):
@@ -83,15 +99,18 @@ class Books:
             num_waiting=len(self.queue),
             num_openings=self.life.scheduler.num_openings,
         )
-        self.live.add(request)
+        self.live.add(*sequences_of(request))
         self.queue.push(request)
         self.idle.clear()
 
     def note_starts(self, plan: StepPlan) -> None:
-        """Those that enter with this plan have left the queue."""
-        for batch in plan.batches:
-            for new in batch.admitted:
-                self.live.note_start(new.uid)
+        """Those that enter with this plan have left the queue, and with the first of a request all its sequences."""
+        for new in chain.from_iterable(batch.admitted for batch in plan.batches):
+            for uid in (new.uid, *self.life.scheduler.followers(new.uid)):
+                self.live.note_start(uid)
+            # Who forks from its own slot reads on where another one has ended.
+            if new.fork is not None and new.fork.slot != new.slot:
+                self.live.note_fork(new.uid, len(new.prompt) - 1)
 
     def rounds(self, plan: StepPlan, result: StepResult) -> list[Settled]:
         """What a result says of the sequences that are still there: others were aborted while the step ran. Raises
@@ -109,28 +128,52 @@ class Books:
 
     def settle(self, step_id: int, rounds: Sequence[Settled]) -> Iterator[TokenEvent]:
         """Commits a result to the ledgers, ends what is finished, and yields the events."""
-        for sequence, _, outcome in rounds:
+        for sequence, request, outcome in rounds:
             try:
                 sequence.commit(outcome.num_known, outcome.emitted)
+                if outcome.end is RankEnd.BROKEN:
+                    constraint = request.sampling.constraint
+                    field = "constraint" if constraint is None else f"constraint.{constraint.kind}"
+                    self.fail([sequence.uid], InvalidRequest(field, outcome.problem))
+                    continue
+                self.live.note_prompt(sequence.uid, outcome.prompt_logprobs)
                 if outcome.samples:
                     yield self._settle_round(sequence, outcome)
             except ValueError as error:
                 log.error("step %d: %s", step_id, error)
-                self.fail([sequence.uid], InternalError(f"the worker's answer does not fit: {error}"))
+                # Who waits for what it has read has no use for it now.
+                followers = self.life.scheduler.followers(sequence.uid)
+                self.fail([*followers, sequence.uid], InternalError(f"the worker's answer does not fit: {error}"))
 
     def _settle_round(self, sequence: RunningSequence, outcome: Outcome) -> TokenEvent:
         live = self.live[sequence.uid]
-        event = settle(live.request, live.usage, outcome)
+        event = settle(live.request, live.usage, outcome, live.prompt_logprobs)
         self.live.note_round(sequence.uid, event.usage)
         self.counters.add_round(outcome)
         sequence.awaiting_verdict = event.needs_verdict
-        if event.finish is not None:
-            # A stop string may have completed before; then that is the end, and tokens behind it never were.
-            if event.needs_verdict:
-                self._finishing[sequence.uid] = event.finish.reason
-            else:
-                self.end(sequence.uid, event.finish.reason)
+        self._finish(event)
         return event
+
+    def end_overdue(self) -> None:
+        """Ends the requests whose time is up, wherever they are, while no verdict is awaited. Their last events are
+        held, or delivered where they need a verdict."""
+        assert not self._finishing, "the verdicts on what came before go first"
+        undecided: list[Event] = []
+        for uid in self.live.overdue():
+            event = last_event(self.live[uid])
+            self._finish(event)
+            (undecided.append if event.needs_verdict else self.outbox.hold)(event)
+        self.deliver(undecided)
+
+    def _finish(self, event: TokenEvent) -> None:
+        """Ends a request with its last event."""
+        if event.finish is None:
+            return
+        # A stop string may have completed before; then that is the end, and tokens behind it never were.
+        if event.needs_verdict:
+            self._finishing[event.uid] = event.finish.reason
+        else:
+            self.end(event.uid, event.finish.reason)
 
     def deliver(self, events: list[Event]) -> None:
         """Hands events to the front and acts on its verdicts."""
@@ -158,6 +201,19 @@ class Books:
         for uid in uids:
             if self.end(uid, end):
                 self.outbox.hold(ErrorEvent(uid=uid, error=error))
+
+    def waiting_constraints(self) -> Iterator[Constraint]:
+        """Of the requests in the queue, each once, in order of service; requests may leave meanwhile."""
+        for constraint in dict.fromkeys(request.sampling.constraint for request in self.queue):
+            if constraint is not None and any(self._waiting_with(constraint)):
+                yield constraint
+
+    def fail_constrained(self, constraint: Constraint, error: OutriderError) -> None:
+        """Ends the requests in the queue that have it."""
+        self.fail(list(self._waiting_with(constraint)), error)
+
+    def _waiting_with(self, constraint: Constraint) -> Iterator[int]:
+        return (request.uid for request in self.queue if request.sampling.constraint == constraint)
 
     def end(self, uid: int, end: End) -> bool:
         """Lets go of a request wherever it is; False when it has ended already. Until that is done it is live."""
@@ -187,11 +243,13 @@ class Books:
     def abort_by_id(self, request_ids: Sequence[str]) -> Aborted:
         """Ends requests by their callers' names for them; what they committed is told before their last event, an
         AbortedByOperator."""
-        uids = {self.live[uid].request.request_id: uid for uid in self.live}
+        uids: dict[str, list[int]] = {}
+        for uid in self.live:
+            uids.setdefault(self.live[uid].request.request_id, []).append(uid)
         wanted = tuple(dict.fromkeys(request_ids))
         found = tuple(request_id for request_id in wanted if request_id in uids)
         error = AbortedByOperator("an operator has ended the request")
-        self.fail([uids[request_id] for request_id in found], error, EarlyEnd.ABORTED)
+        self.fail(chain.from_iterable(uids[request_id] for request_id in found), error, EarlyEnd.ABORTED)
         return Aborted(aborted=found, unknown=tuple(name for name in wanted if name not in uids))
 
     def list_live(self, limit: int) -> tuple[list[RequestStatus], int]:

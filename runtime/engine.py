@@ -22,7 +22,7 @@ from configs.schema import ServeSettings
 from parallel.mesh import Mesh
 from runtime.books import Books
 from runtime.events import ErrorEvent, EventSink
-from runtime.front.errors import InternalError, OutriderError, Unavailable
+from runtime.front.errors import InternalError, InvalidRequest, OutriderError, Unavailable
 from runtime.life import Life, begin_life, next_life
 from runtime.link import GroupSource, RankProgress
 from runtime.live import EarlyEnd, RequestStatus
@@ -32,8 +32,7 @@ from runtime.readiness import Readiness
 from runtime.request import Request
 from runtime.statistics import EngineStatistics
 from runtime.status import Aborted, EngineStatus, IntegrityReport
-from runtime.verification.policy import Policy, PolicyState
-from runtime.verification.view import AdviceReport, ShadowView
+from workers.demands import Constraint
 from workers.plan import WorkerDescription, WorkerError, WorkerLost
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class Engine:
     pause: waits a number of seconds between attempts to restart; tests pass their own.
     clock: seconds, by which lives are told short or long and requests are timed; tests pass their own.
 
-    policies: those in force, and the planner that follows them.
+    policies: those in force, what an operator may do with them, and the planner that follows them.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Engine:
         self._books = Books(sink, max_waiting=settings.scheduler.max_waiting, clock=clock)
         self._readiness = Readiness()
         self._profiles = profiles
-        self.policies = Policies(settings.speculation, state_dir)
+        self.policies = Policies(settings.speculation, state_dir, lambda: self._books.life.scheduler.next_step_id)
         self._began_s = clock()
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
@@ -150,8 +149,24 @@ class Engine:
         """Refuses new requests for good; live ones go on until `stop` ends them. Idempotent."""
         self._readiness.stop()
 
-    def next_uid(self) -> int:
-        return self._books.intake.next_uid()
+    def next_uid(self, count: int = 1) -> int:
+        """The first of `count` uids in a row that no sequence had before."""
+        return self._books.intake.next_uid(count)
+
+    async def prepare(self, constraint: Constraint) -> None:
+        """Has the ranks that decide make a constraint ready, beside the steps. Raises InvalidRequest that says why it
+        cannot be followed, or Unavailable; both count as refusals."""
+        try:
+            self._expect_serving()
+            try:
+                problem = await self._books.life.group.link.prepare(constraint)
+            except WorkerError as error:
+                raise Unavailable(f"the constraint could not be compiled ({error}); try again") from None
+            if problem:
+                raise InvalidRequest(f"constraint.{constraint.kind}", problem)
+        except OutriderError as error:
+            self._books.live.note_refusal(error)
+            raise
 
     def submit(self, request: Request) -> None:
         """Queues a request; its events follow.
@@ -159,8 +174,7 @@ class Engine:
         Raises Unavailable, InvalidRequest, DuplicateRequest or Overloaded; nothing is queued then.
         """
         try:
-            if not self.is_serving:
-                raise Unavailable(f"the server is {self._readiness.explain()}; try again later")
+            self._expect_serving()
             self._books.accept(request)
         except OutriderError as error:
             self._books.live.note_refusal(error)
@@ -185,51 +199,6 @@ class Engine:
         self._books.deliver(self._books.outbox.take())
         return aborted
 
-    @property
-    def policy(self) -> PolicyState:
-        """Raises Unavailable before the first start."""
-        return self.policies.store.state
-
-    async def set_policy(
-        self,
-        policy: Policy | None,
-        expected_revision: int | None = None,
-        *,
-        priority: int | None = None,
-        set_by: str = "",
-    ) -> PolicyState:
-        """Puts a policy in force for all sequences from the next planned step on; returns once that step is fixed, and
-        the policy kept.
-
-        expected_revision: the revision the caller read; None replaces whatever is in force. priority, set_by: see
-        PolicyStore.set.
-
-        Raises StaleRevision, InvalidRequest, MissingFeature, or Unavailable before the first start.
-        """
-        return await self.policies.set(
-            policy,
-            priority=priority,
-            expected_revision=expected_revision,
-            effective_step=self._books.life.scheduler.next_step_id,
-            set_by=set_by,
-        )
-
-    def add_policy_listener(self, listener: Callable[[PolicyState], None]) -> Callable[[], None]:
-        """`listener`, which must not raise, hears every change of the policy. Returns what ends that.
-
-        Raises Unavailable before the first start.
-        """
-        return self.policies.store.add_listener(listener)
-
-    def set_shadow(self, policy: Policy | None) -> ShadowView | None:
-        """Plans a second policy beside the one in force; None ends it. Raises InvalidRequest, MissingFeature, or
-        Unavailable before the first start."""
-        return self.policies.planner.set_shadow(policy)
-
-    def advise(self, *, num_sequences: int | None = None, context: int | None = None) -> AdviceReport:
-        """What each draft length would bring. Raises MissingFeature, or Unavailable before the first start."""
-        return self.policies.planner.advise(num_sequences=num_sequences, context=context)
-
     def statistics(self) -> EngineStatistics:
         """Raises Unavailable before the first start."""
         return self._books.statistics()
@@ -246,7 +215,7 @@ class Engine:
             ranks=group.ranks,
             places=() if readiness.outage else group.places,
             max_waiting=self._settings.scheduler.max_waiting,
-            policy=self.policy,
+            policy=self.policies.state,
             step=life.scheduler.next_step_id - 1,
             epoch=group.epoch,
             statistics=self.statistics(),
@@ -271,6 +240,10 @@ class Engine:
         problems = [f"rank {rank}: {problem}" for rank, lines in enumerate(found) for problem in lines]
         return IntegrityReport(violations=(*self.check_books(), *problems), ranks_checked=len(found))
 
+    def _expect_serving(self) -> None:
+        if not self.is_serving:
+            raise Unavailable(f"the server is {self._readiness.explain()}; try again later")
+
     async def _run(self) -> None:
         while True:
             try:
@@ -278,6 +251,7 @@ class Engine:
             except WorkerError as error:
                 cause = f"{type(error).__name__}: {error}"
                 log.error("the group is lost: %s", cause)
+                self._books.end_overdue()
                 running = [sequence.uid for sequence in self._books.life.scheduler.running]
                 self._books.fail(running, Unavailable(f"a worker was lost ({cause}); try again"))
                 await self._recover(cause)
@@ -309,6 +283,7 @@ class Engine:
         life = self._books.life
         if life.group.lost.done():
             raise WorkerLost(life.group.lost.result())
+        self._books.end_overdue()
         if life.scheduler.has_work:
             await self._round()
             return
@@ -350,12 +325,13 @@ class Engine:
     async def _recover(self, cause: str) -> None:
         """Brings the group back; what its loss ended is told first.
 
-        Waiting requests wait on, but no longer than one start may take.
+        Waiting requests wait on, but no longer than one start may take, nor beyond their own time limits.
         """
         self._readiness.lose(cause)
         self._books.deliver(self._books.outbox.take())
         patience_s = self._settings.cluster.start_timeout_s
         patience = asyncio.get_running_loop().call_later(patience_s, self._give_up_waiting)
+        limits = asyncio.create_task(self._keep_time_limits(), name="time limits")
 
         def note_failure(error: Exception) -> None:
             self._readiness.lose(f"{cause}; a restart failed: {error}")
@@ -371,24 +347,46 @@ class Engine:
                 clock=self._clock,
                 on_failure=note_failure,
             )
+            self._adopt(life)
+            await self._prepare_waiting()
         finally:
             patience.cancel()
-        self._adopt(life)
+            limits.cancel()
         self._books.counters.restarts += 1
         found = None
         if self._profiles is not None:  # the ranks may be on another machine now
             found = await self._profiles.find(life.group, lambda *done: None, may_measure=False)
-        self.policies.fit(
-            self.description.gamma_max, found, capacity=self._capacity, effective_step=life.scheduler.next_step_id
-        )
+        self.policies.fit(self.description.gamma_max, found, capacity=self._capacity)
         self._books.deliver(self._books.outbox.take())
         self._readiness.regain()
+
+    async def _prepare_waiting(self) -> None:
+        """New ranks have compiled nothing: has them make ready what waiting requests are constrained to, before one of
+        these enters a step. Whose constraint cannot be made ready now fails by itself."""
+        group = self._books.life.group
+        for constraint in self._books.waiting_constraints():
+            try:
+                problem = await group.link.prepare(constraint)
+            except WorkerError as error:
+                if group.lost.done():  # the next life prepares them
+                    return
+                self._books.fail_constrained(constraint, Unavailable(f"the constraint could not be compiled ({error})"))
+                continue
+            if problem:
+                self._books.fail_constrained(constraint, InvalidRequest(f"constraint.{constraint.kind}", problem))
 
     def _give_up_waiting(self) -> None:
         waiting = [request.uid for request in self._books.queue]
         error = Unavailable(f"a worker was lost and is not back ({self._readiness.outage}); try again")
         self._books.fail(waiting, error)
         self._books.deliver(self._books.outbox.take())
+
+    async def _keep_time_limits(self) -> None:
+        """Ends what waits as its time comes to be up, while no round does. Nothing is taken in meanwhile."""
+        while (wait_s := self._books.live.next_deadline_in_s()) is not None:
+            await asyncio.sleep(max(0.0, wait_s))
+            self._books.end_overdue()
+            self._books.deliver(self._books.outbox.take())
 
     def _adopt(self, life: Life) -> None:
         self._books.adopt(life)

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.request import Finish, Round, Usage
+from workers.demands import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:
     """Tokens committed for one request since its last event.
 
+    logprobs: one per token, where the request wants them. prompt_logprobs: of prompt tokens from the second on, in the
+        order in which passes have come to them.
     finish: set in the last event of a request.
     needs_verdict: the engine waits for a Verdict before it ends the request or schedules it again.
     """
@@ -27,6 +30,8 @@ class TokenEvent:
     tokens: tuple[int, ...]
     usage: Usage
     rounds: tuple[Round, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
     needs_verdict: bool = False
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from parallel.mesh import Mesh
+from workers.demands import Constraint
 from workers.plan import StepPlan, StepResult, WorkerDescription
 
 RankProgress = Callable[[int, str, int, int], None]
@@ -33,6 +34,11 @@ class StepLink(Protocol):
     async def check_integrity(self) -> list[list[str]]:
         """Violated invariants of every rank's pools, in rank order, looked for between two steps. Raises WorkerError
         when a rank cannot say."""
+        ...
+
+    async def prepare(self, constraint: Constraint) -> str:
+        """Has the ranks that decide make a constraint ready, beside the steps. Returns why it cannot be followed, ""
+        where it can. Raises WorkerError when a rank cannot say; the group is as usable as before."""
         ...
 
 

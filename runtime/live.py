@@ -1,18 +1,21 @@
 """The requests that are live: their counts and times, from submit to the last event. Knows no queue, ledger or link.
 
 added ── waits ──▶ started ── prefill ──▶ first round ── decode ──▶ last round, end
+
+Each sequence of a request is one here, with counts, times and an end of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from runtime.front.errors import DuplicateRequest, InvalidRequest, Overloaded, Unavailable
 from runtime.histogram import Histogram, HistogramView
 from runtime.request import FinishReason, Request, Usage
+from workers.demands import TokenLogprob
 
 SHORT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 """Buckets of what lasts a step or a few."""
@@ -56,13 +59,14 @@ End = FinishReason | EarlyEnd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatistics:
-    """Requests since the engine started.
+    """Requests since the engine started, each of their sequences as one.
 
     submitted: taken in. refused: not taken in, by the name of the error. ended: by how; what is missing of `submitted`
         is live.
-    prompt_tokens: of requests whose prompt has been read.
+    prompt_tokens: of requests whose prompt has been read; a shared one counts for each that shares it.
     Histograms, in seconds or tokens. The first five are of requests that finished, so that those which clients left do
-    not pass for fast ones; the last two are of all that came so far.
+    not pass for fast ones; the last two are of all that came so far. What finishes by its time limit may have had no
+    slot, or no token, and is missing where that counts.
     latency_s: submit to end. queue_s: submit to slot. prefill_s: slot to first token. decode_s: first token to last.
     output_tokens: of each.
     first_token_s: submit to first token.
@@ -89,7 +93,7 @@ class RequestStatistics:
 @dataclass(slots=True)
 class LiveRequest:
     """A request between submit and its last event; `usage` is that of its newest event. Times are the engine's clock's,
-    in seconds; None until the moment has come."""
+    in seconds; None until the moment has come. prompt_logprobs: those that no event has told yet."""
 
     request: Request
     usage: Usage
@@ -97,6 +101,7 @@ class LiveRequest:
     started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def status(self, now_s: float, dp_rank: int | None) -> RequestStatus:
         """dp_rank: where it runs; None while it waits."""
@@ -123,6 +128,8 @@ class LiveRequests:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._live: dict[int, LiveRequest] = {}
+        # When the time of those is up that have a limit.
+        self._deadlines_s: dict[int, float] = {}
         self._submitted = 0
         self._refused: Counter[str] = Counter({error.__name__: 0 for error in REFUSALS})
         self._ended: Counter[End] = Counter()
@@ -144,17 +151,44 @@ class LiveRequests:
     def __getitem__(self, uid: int) -> LiveRequest:
         return self._live[uid]
 
-    def add(self, request: Request) -> None:
-        usage = Usage(prompt=len(request.prompt), seed=request.sampling.seed)
-        self._live[request.uid] = LiveRequest(request, usage, self._clock())
-        self._submitted += 1
+    def add(self, *sequences: Request) -> None:
+        """Those of one request, whose time is up at one moment."""
+        now_s = self._clock()
+        for sequence in sequences:
+            usage = Usage(prompt=len(sequence.prompt), seed=sequence.sampling.seed)
+            self._live[sequence.uid] = LiveRequest(sequence, usage, now_s)
+            if sequence.stopping.time_limit_s is not None:
+                self._deadlines_s[sequence.uid] = now_s + sequence.stopping.time_limit_s
+        self._submitted += len(sequences)
+
+    def overdue(self) -> list[int]:
+        """Those whose time is up, in order of arrival."""
+        if not self._deadlines_s:
+            return []
+        now_s = self._clock()
+        return [uid for uid, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
+
+    def next_deadline_in_s(self) -> float | None:
+        """Seconds until the time of the next one is up, not above 0 where it is; None where nobody's is limited."""
+        return min(self._deadlines_s.values()) - self._clock() if self._deadlines_s else None
 
     def note_refusal(self, error: Exception) -> None:
         self._refused[type(error).__name__] += 1
 
     def note_start(self, uid: int) -> None:
-        """It has a slot."""
-        self._live[uid].started_s = self._clock()
+        """It has a slot. Does nothing where that is known."""
+        live = self._live[uid]
+        if live.started_s is None:
+            live.started_s = self._clock()
+
+    def note_fork(self, uid: int, num_cached: int) -> None:
+        """It has taken over so many tokens of its prompt from the sequence that read them."""
+        live = self._live[uid]
+        live.usage = replace(live.usage, cached=num_cached)
+
+    def note_prompt(self, uid: int, logprobs: Sequence[TokenLogprob]) -> None:
+        """A pass told of its prompt's tokens; kept until its first round."""
+        self._live[uid].prompt_logprobs += logprobs
 
     def note_round(self, uid: int, usage: Usage) -> None:
         """A pass emitted for it."""
@@ -166,6 +200,7 @@ class LiveRequests:
         else:
             self._round_gap_s.observe(now_s - live.last_token_s)
         live.usage, live.last_token_s = usage, now_s
+        live.prompt_logprobs = []
 
     def trim(self, uid: int, num_cut: int) -> None:
         """Takes back tokens of its last round: a stop string had completed before them."""
@@ -176,18 +211,17 @@ class LiveRequests:
     def remove(self, uid: int, end: End) -> None:
         """It has ended. Each request ends once."""
         live = self._live.pop(uid)
+        self._deadlines_s.pop(uid, None)
         self._ended[end] += 1
         if isinstance(end, EarlyEnd):
             return
-        # What finishes has had a slot and a first token.
-        assert live.started_s is not None
-        assert live.first_token_s is not None
-        assert live.last_token_s is not None
         self._latency_s.observe(self._clock() - live.submitted_s)
-        self._queue_s.observe(live.started_s - live.submitted_s)
-        self._prefill_s.observe(live.first_token_s - live.started_s)
-        self._decode_s.observe(live.last_token_s - live.first_token_s)
         self._output_tokens.observe(live.usage.completion)
+        if live.started_s is not None:
+            self._queue_s.observe(live.started_s - live.submitted_s)
+            if live.first_token_s is not None and live.last_token_s is not None:
+                self._prefill_s.observe(live.first_token_s - live.started_s)
+                self._decode_s.observe(live.last_token_s - live.first_token_s)
 
     def statistics(self) -> RequestStatistics:
         return RequestStatistics(

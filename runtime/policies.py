@@ -1,9 +1,11 @@
-"""The policies in force and the planner that follows them, over all lives of the group. Knows no loop and no ranks."""
+"""The policies in force and the planner that follows them, over all lives of the group: what an operator sees and
+changes of them, and what is kept. Knows no loop and no ranks."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +19,7 @@ from runtime.verification.costs import StepCosts
 from runtime.verification.policy import Policy, PolicyState, PolicyStore
 from runtime.verification.policy_file import NAME, PolicyFile, state_at_start
 from runtime.verification.policy_planner import PolicyPlanner
-from runtime.verification.view import ProfileStatus
+from runtime.verification.view import AdviceReport, ProfileStatus, ShadowView
 from workers.plan import WorkerDescription
 
 
@@ -43,14 +45,16 @@ class ProfileSource(Protocol):
 
 
 class Policies:
-    """One per engine.
+    """One per engine; a `runtime.front.engine_link.PolicyLink`.
 
     state_dir: where the policy and the calibration of drafts are kept over restarts; None keeps none.
+    next_step_id: tells the id of the step that is planned next.
     """
 
-    def __init__(self, settings: SpeculationSettings, state_dir: Path | None) -> None:
+    def __init__(self, settings: SpeculationSettings, state_dir: Path | None, next_step_id: Callable[[], int]) -> None:
         self._settings = settings
         self._state_dir = state_dir
+        self._next_step_id = next_step_id
         self._file = None if state_dir is None else PolicyFile(state_dir / NAME)
         self._calibration: CalibrationFile | None = None
         self._store: PolicyStore | None = None
@@ -89,31 +93,56 @@ class Policies:
         if self._calibration is not None and self.planner.history.calibrator.num_reached:
             self._calibration.save(self.planner.history.calibrator)
 
-    def fit(self, gamma_max: int, found: Found | None, *, capacity: int, effective_step: int) -> None:
-        """With every later life. effective_step: its first."""
-        self.store.fit(gamma_max, effective_step=effective_step, now=time.time())
+    def fit(self, gamma_max: int, found: Found | None, *, capacity: int) -> None:
+        """With every later life, before its first step."""
+        self.store.fit(gamma_max, effective_step=self._next_step_id(), now=time.time())
         self.planner.fit(gamma_max, capacity=capacity)
         if found is not None and found.status != self.planner.found:
             self.planner.use_profile(found.costs, found.status)
 
+    @property
+    def state(self) -> PolicyState:
+        """Raises Unavailable before `begin`."""
+        return self.store.state
+
     async def set(
         self,
         policy: Policy | None,
+        expected_revision: int | None = None,
         *,
-        priority: int | None,
-        expected_revision: int | None,
-        effective_step: int,
-        set_by: str,
+        priority: int | None = None,
+        set_by: str = "",
     ) -> PolicyState:
-        """See PolicyStore.set; returns once the state is kept, where it is."""
+        """Puts a policy in force for all sequences from the next planned step on; returns once that step is fixed, and
+        the policy kept.
+
+        expected_revision: the revision the caller read; None replaces whatever is in force. priority, set_by: see
+        PolicyStore.set.
+
+        Raises StaleRevision, InvalidRequest, MissingFeature, or Unavailable before `begin`.
+        """
         state = self.store.set(
             policy,
             priority=priority,
             expected_revision=expected_revision,
-            effective_step=effective_step,
+            effective_step=self._next_step_id(),
             set_by=set_by,
             now=time.time(),
         )
         if self._file is not None:
             await asyncio.to_thread(self._file.keep, state)
         return state
+
+    def add_listener(self, listener: Callable[[PolicyState], None]) -> Callable[[], None]:
+        """`listener`, which must not raise, hears every change of the policy. Returns what ends that. Raises
+        Unavailable before `begin`."""
+        return self.store.add_listener(listener)
+
+    def set_shadow(self, policy: Policy | None) -> ShadowView | None:
+        """Plans a second policy beside the one in force; None ends it. Raises InvalidRequest, MissingFeature, or
+        Unavailable before `begin`."""
+        return self.planner.set_shadow(policy)
+
+    def advise(self, *, num_sequences: int | None = None, context: int | None = None) -> AdviceReport:
+        """What each draft length would bring. Raises MissingFeature, or Unavailable before `begin`."""
+        return self.planner.advise(num_sequences=num_sequences, context=context)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from workers.demands import NO_SHAPING, Constraint, Shaping, Typical
 from workers.plan import MAX_EOS_IDS, MAX_STOP_IDS, OracleDrafts
 
 MAX_STOP_TOKEN_IDS = MAX_STOP_IDS - MAX_EOS_IDS
@@ -18,15 +20,19 @@ class SamplingParams:
     """How tokens are drawn; defaults already applied.
 
     `coupled` chooses the verification of sampled requests (Gumbel noise keyed by output position); greedy ones
-    (temperature 0) ignore it.
+    (temperature 0) ignore it. `typical` comes before it, and is lossy.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int = 0
     coupled: bool = False
+    shaping: Shaping = NO_SHAPING
+    constraint: Constraint | None = None
+    typical: Typical | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -35,18 +41,42 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopParams:
-    """When a sequence ends. `eos_token_ids` is empty for requests that ignore them."""
+    """When a sequence ends. `eos_token_ids` is empty for requests that ignore them.
+
+    include_stop: what ended it is text too. time_limit_s: from intake on.
+    """
 
     max_tokens: int
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
+    min_tokens: int = 0
+    include_stop: bool = False
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportParams:
+    """What is told of the tokens besides their ids and text.
+
+    num_logprobs, num_prompt_logprobs: likeliest tokens beside each one's log-probability; None tells none.
+    echo: text and ids begin with the prompt's. offsets: where in the text each token begins. rounds: what was drafted.
+    """
+
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    echo: bool = False
+    offsets: bool = False
+    rounds: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One validated request. `uid` is unique for the life of the server; `request_id` is the caller's name for it.
 
+    n: independent sequences behind the prompt, with uids from `uid` on. index: which of them this is, once they are
+        told apart (`sequences_of`); what has n > 1 and index 0 stands for all of them until then.
+    prediction: tokens that the output may have in common with. looks_back: drafts are looked up in what it has.
     max_drafts: drafts per round at most, whatever the policy says; None sets no limit.
     oracle: for measurements, drafts in place of the drafter's own.
     """
@@ -57,9 +87,34 @@ class Request:
     sampling: SamplingParams
     stopping: StopParams
     priority: int = 0
-    report_rounds: bool = False
+    report: ReportParams = ReportParams()
+    n: int = 1
+    index: int = 0
+    prediction: tuple[int, ...] = ()
+    looks_back: bool = False
     max_drafts: int | None = None
     oracle: OracleDrafts | None = None
+
+
+def sequences_of(request: Request) -> tuple[Request, ...]:
+    """The sequences of a request, in order: each with its uid and seed. The first keeps those of the request."""
+    return tuple(
+        replace(
+            request,
+            uid=request.uid + index,
+            index=index,
+            sampling=replace(request.sampling, seed=seed_of_sequence(request.sampling.seed, index)),
+        )
+        for index in range(request.n)
+    )
+
+
+def seed_of_sequence(seed: int, index: int) -> int:
+    """The seed of a request's sequence: a function of both alone, uint64; the request's own for index 0."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8, person=b"outrider seq").digest()
+    return int.from_bytes(digest, "little")
 
 
 class FinishReason(Enum):
@@ -67,11 +122,17 @@ class FinishReason(Enum):
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
     LENGTH = "length"
+    CONSTRAINT = "constraint"
+    TIME_LIMIT = "time_limit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Cumulative counts of one sequence; completion = accepted + rounds − trimmed."""
+    """Cumulative counts of one sequence; completion = accepted + rounds − trimmed.
+
+    cached: prompt tokens that another sequence had computed. forbidden: admitted drafts at and behind one that the
+    constraint forbids. predicted_*, ngram_*: part of drafted, admitted and accepted, by what made the drafts.
+    """
 
     prompt: int
     completion: int = 0
@@ -81,6 +142,14 @@ class Usage:
     accepted: int = 0
     trimmed: int = 0
     seed: int = 0
+    cached: int = 0
+    forbidden: int = 0
+    predicted_drafted: int = 0
+    predicted_admitted: int = 0
+    predicted_accepted: int = 0
+    ngram_drafted: int = 0
+    ngram_admitted: int = 0
+    ngram_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from runtime.events import TokenEvent
 from runtime.request import Finish, FinishReason, Request, Round, StopParams, Usage
-from workers.plan import BatchPlan, BatchResult, StalePlan, StepPlan, StepResult
+from workers.demands import TokenLogprob
+from workers.plan import BatchPlan, BatchResult, Origin, RankEnd, StalePlan, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,13 @@ class Outcome:
     margins: tuple[float, ...] = ()
     scores: tuple[float, ...] = ()
     acceptance: tuple[float, ...] = ()
+    origin: Origin = Origin.DRAFTER
+    num_looked_up: int = 0
+    num_forbidden: int = 0
+    end: RankEnd = RankEnd.NONE
+    problem: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
@@ -60,10 +68,24 @@ def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
             margins=found.margins[i] if plan.report_margins else (),
             scores=found.scores[i],
             acceptance=found.acceptance[i],
+            origin=found.origins[i] if found.origins else Origin.DRAFTER,
+            num_looked_up=found.num_looked_up[i] if found.num_looked_up else 0,
+            num_forbidden=found.num_forbidden[i] if found.num_forbidden else 0,
+            end=found.ends[i] if found.ends else RankEnd.NONE,
+            problem=_problem(found, i),
+            logprobs=found.logprobs[i] if found.logprobs else (),
+            prompt_logprobs=found.prompt_logprobs[i] if found.prompt_logprobs else (),
         )
         for dp_rank, (batch, found) in enumerate(pairs)
         for i in range(len(batch.slots))
     )
+
+
+def _problem(found: BatchResult, column: int) -> str:
+    """Problems have an entry per sequence that broke, in order."""
+    if not found.ends or found.ends[column] is not RankEnd.BROKEN:
+        return ""
+    return found.problems[sum(end is RankEnd.BROKEN for end in found.ends[:column])]
 
 
 def _check_lengths(plan: StepPlan, dp_rank: int, batch: BatchPlan, result: BatchResult) -> None:
@@ -85,13 +107,16 @@ def _check_lengths(plan: StepPlan, dp_rank: int, batch: BatchPlan, result: Batch
         )
 
 
-def settle(request: Request, usage: Usage, outcome: Outcome) -> TokenEvent:
+def settle(
+    request: Request, usage: Usage, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprob] = ()
+) -> TokenEvent:
     """The event of a pass that sampled. `usage` is that before the pass; the event carries the one after it.
 
-    A sequence that has stop strings needs a verdict.
+    A sequence that has stop strings needs a verdict. prompt_logprobs: all that came with the passes up to this one; the
+    first event tells them.
 
-    Raises ValueError when counts contradict each other, margins are missing from a request that reports its rounds, or
-    tokens follow a stop: the worker has clipped already.
+    Raises ValueError when counts contradict each other, margins are missing from a request that reports its rounds,
+    log-probabilities from one that wants them, or tokens follow a stop: the worker has clipped already.
     """
     num_trimmed = outcome.num_accepted + 1 - len(outcome.emitted)
     counts_fit = 0 <= outcome.num_accepted <= outcome.num_admitted <= outcome.num_drafts == len(outcome.drafted)
@@ -108,19 +133,37 @@ def settle(request: Request, usage: Usage, outcome: Outcome) -> TokenEvent:
         admitted=usage.admitted + outcome.num_admitted,
         accepted=usage.accepted + outcome.num_accepted,
         trimmed=usage.trimmed + num_trimmed,
+        forbidden=usage.forbidden + outcome.num_forbidden,
+        **_by_origin(usage, outcome),
     )
     assert usage.completion == usage.accepted + usage.rounds - usage.trimmed
     finish = finish_of(request.stopping, outcome.emitted, usage.completion)
+    if finish is None and outcome.end is RankEnd.CONSTRAINT:
+        finish = Finish(reason=FinishReason.CONSTRAINT)
     if finish is None and num_trimmed:
         raise ValueError(f"request {request.uid}: {num_trimmed} tokens were cut off and nothing ended it")
     return TokenEvent(
         uid=request.uid,
         tokens=outcome.emitted,
         usage=usage,
-        rounds=(_round_of(request, outcome),) if request.report_rounds else (),
+        rounds=(_round_of(request, outcome),) if request.report.rounds else (),
+        logprobs=_logprobs_of(request, outcome),
+        prompt_logprobs=() if usage.rounds > 1 else _prompt_logprobs_of(request, prompt_logprobs),
         finish=finish,
         needs_verdict=bool(request.stopping.stop_strings),
     )
+
+
+def _by_origin(usage: Usage, outcome: Outcome) -> dict[str, int]:
+    """What is counted apart of drafts that were not the drafter's: those in front of its own."""
+    name = {Origin.PREDICTION: "predicted", Origin.NGRAM: "ngram"}.get(outcome.origin)
+    if name is None:
+        return {}
+    counts = {"drafted": outcome.num_drafts, "admitted": outcome.num_admitted, "accepted": outcome.num_accepted}
+    return {
+        f"{name}_{what}": getattr(usage, f"{name}_{what}") + min(outcome.num_looked_up, count)
+        for what, count in counts.items()
+    }
 
 
 def _round_of(request: Request, outcome: Outcome) -> Round:
@@ -134,6 +177,33 @@ def _round_of(request: Request, outcome: Outcome) -> Round:
         emitted=outcome.emitted,
         margins=outcome.margins,
     )
+
+
+def _logprobs_of(request: Request, outcome: Outcome) -> tuple[TokenLogprob, ...]:
+    if request.report.num_logprobs is None:
+        return ()
+    if tuple(each.token for each in outcome.logprobs) != outcome.emitted:
+        raise ValueError(
+            f"request {request.uid}: {len(outcome.logprobs)} log-probabilities do not fit the "
+            f"{len(outcome.emitted)} emitted tokens"
+        )
+    return outcome.logprobs
+
+
+def wants_prompt_logprobs(request: Request) -> bool:
+    """Of the sequences behind one prompt the first tells of it."""
+    return request.report.num_prompt_logprobs is not None and request.index == 0
+
+
+def _prompt_logprobs_of(request: Request, told: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    if not wants_prompt_logprobs(request):
+        return ()
+    if tuple(each.token for each in told) != request.prompt[1:]:
+        raise ValueError(
+            f"request {request.uid}: {len(told)} log-probabilities do not fit the {len(request.prompt) - 1} tokens "
+            "behind the first of the prompt"
+        )
+    return tuple(told)
 
 
 def finish_of(stopping: StopParams, emitted: tuple[int, ...], num_completed: int) -> Finish | None:

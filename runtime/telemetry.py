@@ -35,8 +35,8 @@ def _cache_config(status: EngineStatus) -> Samples:
 
 def _vllm_ends(statistics: EngineStatistics) -> Samples:
     reasons: dict[str, tuple[End, ...]] = {
-        "stop": (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.STOP_STRING),
-        "length": (FinishReason.LENGTH,),
+        "stop": (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.STOP_STRING, FinishReason.CONSTRAINT),
+        "length": (FinishReason.LENGTH, FinishReason.TIME_LIMIT),
         "abort": (EarlyEnd.ABORTED,),
         "error": (EarlyEnd.FAILED,),
     }

@@ -13,6 +13,15 @@ def num_pages_for(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size)
 
 
+def num_pages_together(num_tokens: int, page_size: int, *, count: int, num_shared: int) -> int:
+    """Pages that `count` sequences of `num_tokens` tokens each hold together.
+
+    num_shared: the first tokens, which all have in common; of these, full pages are held by all.
+    """
+    num_each = num_pages_for(num_tokens, page_size)
+    return num_each + (count - 1) * (num_each - num_shared // page_size)
+
+
 def num_reserved_tokens(num_tokens: int, gamma_max: int) -> int:
     """KV entries a sequence of at most `num_tokens` tokens (prompt + output) may ever write.
 

@@ -1,8 +1,9 @@
 """Device memory of one rank: paged KV, convolution windows, recurrent matrices, records, and the per-slot registers.
 
 Every tensor has a null page or a null slot at index 0, where padding reads and writes; no sequence lives there.
-Knows no model and no schedule. Committed state changes in three places only: StepTransaction.commit moves it on,
-`enter` zeroes it for a new sequence, `leave` zeroes the lengths of a freed slot.
+Knows no model and no schedule. Committed state changes in four places only: StepTransaction.commit moves it on,
+`enter` zeroes it for a new sequence, `fork` copies it for one that begins as another one stands, `leave` zeroes the
+lengths of a freed slot.
 """
 
 from __future__ import annotations
@@ -136,11 +137,59 @@ class DevicePools:
         )
         for slot, prompt in zip(slots, prompts, strict=True):
             self.token_log[slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
+        self._write_tables(slots, tables)
+
+    def fork(
+        self,
+        sources: Sequence[int],
+        slots: Sequence[int],
+        tables: Sequence[Sequence[Sequence[int]]],
+        pages: Sequence[Sequence[tuple[int, int] | None]],
+    ) -> None:
+        """Gives slots to new sequences that begin as others stand, without drafts: `slots[i]` gets what is committed in
+        `sources[i]`, its prompt among it. Who names its own slot goes on as it stands.
+
+        `tables[i][g]`: pages of group g; those that both have are read alone from now on. `pages[i][g]`: (page, its
+        copy), where both go on writing to one.
+        """
+        if not slots:
+            return
+        source, target = torch.tensor([sources, slots], dtype=torch.int64).to(self.device).unbind()
+        for committed in (*(conv.committed for conv in self.conv), *(delta.committed for delta in self.delta)):
+            committed.index_copy_(1, target, committed.index_select(1, source))
+        for register in (
+            self.committed_len,
+            self.prompt_len,
+            self.token_log,
+            self.hidden_window,
+            self.draft_len,
+            self.gap_start,
+            self.gap_end,
+        ):
+            register.index_copy_(0, target, register.index_select(0, source))
+        for register in (self.score, self.confidence):
+            register.index_fill_(0, target, 0)
+        self._write_tables(slots, tables)
+        for g, group in enumerate(self.layout.cache_groups):
+            self._copy_pages(group, [pair for each in pages if (pair := each[g]) is not None])
+
+    def _write_tables(self, slots: Sequence[int], tables: Sequence[Sequence[Sequence[int]]]) -> None:
         for g, group in enumerate(self.layout.cache_groups):
             for slot, pages in zip(slots, tables, strict=True):
                 row = self.tables[group][slot]
                 row.zero_()
                 row[: len(pages[g])] = torch.tensor(pages[g], dtype=torch.int64)
+
+    def _copy_pages(self, group: str, pairs: Sequence[tuple[int, int]]) -> None:
+        """Of (page, its copy), in all layers of a group."""
+        if not pairs:
+            return
+        page_size = self.sizes.page_size
+        pages_2P = torch.tensor(pairs, dtype=torch.int64).T.to(self.device)
+        rows_2R = (pages_2P[..., None] * page_size + torch.arange(page_size, device=self.device)).flatten(1)
+        for layer, specs in enumerate(self.layout.layers):
+            if any(isinstance(spec, PagedKVSpec) and spec.group == group for spec in specs):
+                self.kv[layer].index_copy_(1, rows_2R[1], self.kv[layer].index_select(1, rows_2R[0]))
 
     def leave(self, slots: Sequence[int]) -> None:
         """Zeroes the lengths of freed slots and points their tables at the null page; the rest stays until `enter`."""

@@ -31,8 +31,8 @@ class SlotPool:
     def num_used(self) -> int:
         return len(self._epochs)
 
-    def can_allocate(self) -> bool:
-        return bool(self._free)
+    def can_allocate(self, count: int = 1) -> bool:
+        return count <= len(self._free)
 
     def allocate(self) -> tuple[int, int]:
         """Takes a slot; returns (slot, epoch). Ask `can_allocate` first."""

@@ -165,8 +165,9 @@ def test_dependencies_are_what_the_code_imports():
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module)
     ours = {*ROOMS, "outrider", *sys.stdlib_module_names}
-    # Packages share the name google; the one in use is protobuf.
-    names = {"protobuf" if name.startswith("google.protobuf") else name.split(".")[0] for name in imported}
+    # Packages share the name google.
+    shared = {"google.protobuf": "protobuf", "google.rpc": "googleapis-common-protos"}
+    names = {shared.get(".".join(name.split(".")[:2]), name.split(".")[0]) for name in imported}
     found = {normalised(dist) for name in names - ours for dist in distributions.get(name, [name])}
     extras = PROJECT["project"]["optional-dependencies"]
     wanted = [*PROJECT["project"]["dependencies"], *(one for name in extras.keys() - {"dev"} for one in extras[name])]

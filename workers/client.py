@@ -7,6 +7,8 @@ given up) every call raises, and the rank behind it is to be discarded. Deadline
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,14 +18,22 @@ from outrider.v1 import worker_pb2 as messages
 from outrider.v1 import worker_pb2_grpc as services
 from parallel.mesh import ONE_RANK, Mesh
 from workers import wire
-from workers.channel import PLAIN, Security, make_async_channel
+from workers.channel import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, PLAIN, Security, make_async_channel
+from workers.demands import MAX_PREPARING, Constraint
 from workers.plan import Progress, RankReport, StepPlan, WorkerDescription, WorkerError, WorkerLost
+from workers.sequence_wire import constraint_to_wire
 
 Stream = grpc.aio.StreamStreamCall[bytes, messages.RankReport]
 
 EXECUTE = "/" + messages.DESCRIPTOR.services_by_name["WorkerService"].full_name + "/Execute"
 
 INTEGRITY_TIMEOUT_S = 60.0
+
+PREPARE_TIMEOUT_S = KEEPALIVE_S + KEEPALIVE_TIMEOUT_S + 5.0
+"""The link to a rank that stands still has broken by then: one that does not answer compiles."""
+
+MAX_REMEMBERED = 256
+"""Constraints that the rank is taken to have ready; it knows itself."""
 
 
 class LinkBroken(WorkerLost):
@@ -51,6 +61,9 @@ class WorkerClient:
         # Two steps may be in flight. Locks are fair, so reports are read in the order in which plans were written.
         self._writing = asyncio.Lock()
         self._reading = asyncio.Lock()
+        self._preparing, self._touching = asyncio.Semaphore(MAX_PREPARING), asyncio.Semaphore(MAX_PREPARING)
+        # What the rank had made ready when it was last asked, the oldest first.
+        self._prepared: dict[Constraint, None] = {}
 
     async def load(self, settings: WorkerSettings, progress: Progress) -> WorkerDescription:
         """Has the rank load, reports its progress, and opens the stream of steps.
@@ -112,19 +125,38 @@ class WorkerClient:
 
     async def check_integrity(self) -> list[str]:
         """The rank's broken invariants; empty when all hold. Raises WorkerLost when it cannot say."""
-        if self.lost.done():
-            raise LinkBroken(self.lost.result())
         try:
-            reply = await self._stub.CheckIntegrity(messages.CheckRankRequest(), timeout=INTEGRITY_TIMEOUT_S)
+            reply = await self._ask(self._stub.CheckIntegrity, messages.CheckRankRequest(), INTEGRITY_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise WorkerLost(f"the link to {self.address} broke: {error.details()}") from None
-        except (asyncio.CancelledError, grpc.aio.UsageError):
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # `close` ended the channel under the call, which gRPC tells in either way.
-            raise LinkBroken(f"the link to {self.address} was closed") from None
         return list(reply.violations)
+
+    async def prepare(self, constraint: Constraint) -> str:
+        """Has the rank make a constraint ready, beside its steps. Returns why it cannot be followed, "" where it can.
+
+        What it had made ready before does not wait behind what is compiled. Raises WorkerError when the rank still
+        compiles what took too long before, WorkerLost when it cannot say. The link lives on.
+        """
+        request = messages.PrepareRequest(constraint=constraint_to_wire(constraint))
+        was_ready = constraint in self._prepared
+        try:
+            async with self._touching if was_ready else self._preparing:
+                reply = await self._ask(self._stub.Prepare, request, PREPARE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"it takes longer than {PREPARE_TIMEOUT_S:g} s to compile; make it smaller"
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                if was_ready:  # no more: it waits its turn
+                    self._prepared.pop(constraint, None)
+                    return await self.prepare(constraint)
+                raise WorkerError(f"the worker at {self.address} is busy: {error.details()}") from None
+            raise WorkerLost(f"the link to {self.address} broke: {error.details()}") from None
+        if not reply.problem:
+            self._prepared.pop(constraint, None)
+            self._prepared[constraint] = None
+            if len(self._prepared) > MAX_REMEMBERED:
+                del self._prepared[next(iter(self._prepared))]
+        return str(reply.problem)
 
     def abandon(self, reason: str) -> None:
         """Ends the link; steps in flight raise LinkBroken with the reason."""
@@ -139,6 +171,19 @@ class WorkerClient:
         await self._channel.close(None)
         if self._watcher is not None:
             await self._watcher
+
+    async def _ask(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
+        """A call beside the stream of steps. Raises AioRpcError, or LinkBroken when the link is no more."""
+        if self.lost.done():
+            raise LinkBroken(self.lost.result())
+        try:
+            return await method(request, timeout=timeout_s)
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # `close` ended the channel under the call, which gRPC tells in either way.
+            raise LinkBroken(f"the link to {self.address} was closed") from None
 
     def _fail(self, error: WorkerError) -> WorkerError:
         self.abandon(str(error))

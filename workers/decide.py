@@ -14,15 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from workers.batch import Batch
+from workers.constraints.matchers import Followed
 from workers.inputs import StepColumns
 from workers.loading import Rank
-from workers.plan import BatchPlan
+from workers.logprobs import Runs, score_cells
+from workers.plan import BatchPlan, RankEnd
 from workers.rows import pad_rows
+from workers.sampling.processing import Processing
 from workers.sampling.processors import target_law
 from workers.sampling.registers import Modes
+from workers.sampling.shaper import Rows
 from workers.sampling.verify import DrawParams, Verdict, clip_emitted, verify, verify_coupled
 
 
@@ -30,8 +35,8 @@ from workers.sampling.verify import DrawParams, Verdict, clip_emitted, verify, v
 class Window:
     """columns, slots: host values. num_drafts_S: how many drafts were admitted. drafts_SG, scores_SG: of all that
     waited, G ≥ W − 1 at most. first_position_S: output position of cell 0, which is also the number of tokens emitted
-    before. rows_R, owners_R: flat row of the pass and sequence of each law. law_SW: law of each cell; None where they
-    are the cells in their order."""
+    before. rows_R, owners_R, index_R: flat row of the pass, sequence and log index of each law. longest: a bound of the
+    latter, on the host. law_SW: law of each cell; None where they are the cells in their order."""
 
     columns: tuple[int, ...]
     slots: tuple[int, ...]
@@ -46,12 +51,27 @@ class Window:
     first_position_S: Tensor
     rows_R: Tensor
     owners_R: Tensor
+    index_R: Tensor
+    longest: int
     law_SW: Tensor | None
 
     @property
     def candidates(self) -> Tensor:
         """The drafts that may have been admitted, [S, W − 1]."""
         return self.drafts_SG[:, : self.width - 1]
+
+    def law_rows(self, num_rows: int) -> Rows:
+        """The laws as what requests do to logits knows them, up to a padded number of rows."""
+        missing = num_rows - len(self.rows_R)
+        return Rows(
+            slots=self.slots,
+            slots_S=self.slots_S,
+            owners_R=F.pad(self.owners_R, (0, missing)),
+            index_R=F.pad(self.index_R, (0, missing)),
+            first_S=self.first_index_S,
+            width=self.width,
+            longest=self.longest,
+        )
 
     def spread(self, x_R: Tensor) -> Tensor:
         """What is known per law, [R (padded), ...], per cell: [S, W, ...]."""
@@ -67,13 +87,29 @@ class Decision:
 
     tokens_SW: the first num_emitted_S of each row are kept. num_accepted_S: drafts that stood before clipping.
     acceptance_SV: float32, with which probability each draft stands, as in `Verdict`, V = W − 1; on the leader.
-    margins_SW: lead of the largest logit, on the leader and where the plan asks."""
+    margins_SW: lead of the largest logit, on the leader and where the plan asks.
+    num_forbidden, ends: per sequence; () where no constraint has a say. problems: of those whose constraint broke.
+    told: how likely the tokens were, on the leader and where it is wanted; of all cells."""
 
     tokens_SW: Tensor
     num_emitted_S: Tensor
     num_accepted_S: Tensor
     acceptance_SV: Tensor | None
     margins_SW: Tensor | None
+    num_forbidden: tuple[int, ...] = ()
+    ends: tuple[RankEnd, ...] = ()
+    problems: tuple[str, ...] = ()
+    told: Runs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judgement:
+    """What the leader finds. raw_RV: logits as the model gave them; None where nobody asked for whole rows."""
+
+    verdict: Verdict
+    margins_SW: Tensor | None
+    num_forbidden: tuple[int, ...] = ()
+    raw_RV: Tensor | None = None
 
 
 def open_window(
@@ -116,6 +152,8 @@ def open_window(
         first_position_S=first_index_S - rank.pools.prompt_len.index_select(0, slots_S),
         rows_R=first_row_S.index_select(0, owners_R) + cell_R,
         owners_R=owners_R,
+        index_R=first_index_S.index_select(0, owners_R) + cell_R,
+        longest=max(plan.max_committed[i] + plan.num_known[i] for i in sampling) + 1 + most,
         law_SW=None if exact and all(min(count, most) == most for count in waiting) else law_SW,
     )
 
@@ -138,16 +176,21 @@ def decide(rank: Rank, window: Window, hidden_ND: Tensor, *, step_id: int, repor
 
     One of the ranks that share the sequences decides; the others are told."""
     logits_RP = _logits(rank, window, hidden_ND)
-    verdict, margins_SW = _judge(rank, window, logits_RP, step_id, report_margins)
+    found = _judge(rank, window, logits_RP, step_id, report_margins)
     registers, width = rank.registers, window.width
     decided_SX = torch.empty(len(window.slots), width + 2, dtype=torch.int64, device=hidden_ND.device)
-    if verdict is not None:
+    followed: list[Followed] = []
+    if found is not None:
+        verdict = found.verdict
         num_emitted_S = clip_emitted(
             verdict.tokens_BW,
             verdict.num_emitted_B,
             registers.stop_ids.index_select(0, window.slots_S),
             registers.max_tokens.index_select(0, window.slots_S) - window.first_position_S,
         )
+        if rank.processing is not None and rank.processing.matchers.constrains(window.slots):
+            followed = _follow(rank.processing, window, verdict.tokens_BW, num_emitted_S)
+            num_emitted_S = torch.tensor([one.count for one in followed]).to(num_emitted_S)
         # Cells beyond the emitted ones stay unread; 0 keeps them valid ids.
         parts = [verdict.tokens_BW.clamp(min=0), num_emitted_S[:, None], verdict.num_accepted_B[:, None]]
         decided_SX = torch.cat(parts, 1)
@@ -160,9 +203,30 @@ def decide(rank: Rank, window: Window, hidden_ND: Tensor, *, step_id: int, repor
         num_emitted_S=num_emitted_S,
         num_accepted_S=num_accepted_S,
         # Sums of rounded laws may pass 1 in the last bits.
-        acceptance_SV=None if verdict is None else verdict.acceptance_BG.clamp(max=1.0).float(),
-        margins_SW=margins_SW,
+        acceptance_SV=None if found is None else found.verdict.acceptance_BG.clamp(max=1.0).float(),
+        margins_SW=None if found is None else found.margins_SW,
+        num_forbidden=() if found is None else found.num_forbidden,
+        ends=tuple(one.end for one in followed),
+        problems=tuple(one.problem for one in followed if one.end is RankEnd.BROKEN),
+        told=None if found is None else _tell(rank, window, found.raw_RV, tokens_SW),
     )
+
+
+def _tell(rank: Rank, window: Window, raw_RV: Tensor | None, tokens_SW: Tensor) -> Runs | None:
+    """How likely the tokens were, of those sequences that want it told."""
+    if raw_RV is None or not window.modes.any_logprobs:
+        return None
+    row_SW = window.spread(torch.arange(len(raw_RV), device=raw_RV.device))
+    widths = [rank.registers.num_logprobs[slot] for slot in window.slots]
+    return score_cells(raw_RV, row_SW, tokens_SW, window.columns, widths)
+
+
+def _follow(processing: Processing, window: Window, tokens_SW: Tensor, num_emitted_S: Tensor) -> list[Followed]:
+    """How far constraints let each run stand; they go on from there."""
+    return [
+        processing.matchers.follow(slot, tokens[:count])
+        for slot, tokens, count in zip(window.slots, tokens_SW.tolist(), num_emitted_S.tolist(), strict=True)
+    ]
 
 
 def _logits(rank: Rank, window: Window, hidden_ND: Tensor) -> Tensor:
@@ -170,24 +234,33 @@ def _logits(rank: Rank, window: Window, hidden_ND: Tensor) -> Tensor:
     return rank.model.logits(pad_rows(hidden_ND.index_select(0, window.rows_R), rank.ops.row_multiple))
 
 
-def _judge(
-    rank: Rank, window: Window, logits_RP: Tensor, step_id: int, report_margins: bool
-) -> tuple[Verdict | None, Tensor | None]:
-    """Verdict and margins, on the leader; nothing elsewhere."""
+def _judge(rank: Rank, window: Window, logits_RP: Tensor, step_id: int, report_margins: bool) -> _Judgement | None:
+    """On the leader; None elsewhere."""
     registers, modes, slots_S = rank.registers, window.modes, window.slots_S
     num_laws = len(window.rows_R)
     vocabulary = rank.model.vocabulary
-    if not modes.any_sampled:
+    if not (modes.any_sampled or modes.any_whole or modes.any_logprobs):
         best = vocabulary.best(logits_RP[:num_laws], with_second=report_margins)
         if best is None:
-            return None, None
+            return None
         verdict = verify_coupled(window.spread(best.id_R), window.candidates, window.num_drafts_S)
-        return verdict, None if best.second_R is None else window.spread(best.top_R - best.second_R)
-    logits_RV = vocabulary.gather(logits_RP)
-    if logits_RV is None:
-        return None, None
+        margins_SW = None if best.second_R is None else window.spread(best.top_R - best.second_R)
+        return _Judgement(verdict=verdict, margins_SW=margins_SW)
+    raw_RV = vocabulary.gather(logits_RP)
+    if raw_RV is None:
+        return None
+    assert rank.processing is not None
+    logits_RV, num_forbidden = rank.processing.of_window(
+        raw_RV, window.law_rows(len(raw_RV)), window.candidates, window.num_drafts_S
+    )
     slots_R = pad_rows(slots_S.index_select(0, window.owners_R), rank.ops.row_multiple)
-    law_RV = target_law(logits_RV, registers.row_params(slots_R), any_sampled=True, any_sorted=modes.any_sorted)
+    law_RV = target_law(
+        logits_RV,
+        registers.row_params(slots_R),
+        any_sampled=modes.any_sampled,
+        any_sorted=modes.any_sorted,
+        any_typical=modes.any_typical,
+    )
     verdict = verify(
         window.spread(law_RV),
         rank.pools.draft_law[:, : window.width - 1].index_select(0, slots_S) if modes.any_standard else None,
@@ -202,8 +275,10 @@ def _judge(
         step_id,
         any_standard=modes.any_standard,
         any_coupled=modes.any_coupled,
+        typical=registers.typical_params(slots_S) if modes.any_lossy else None,
     )
-    if not report_margins:
-        return verdict, None
-    top_R2 = logits_RV[:num_laws].topk(2).values
-    return verdict, window.spread(top_R2[:, 0] - top_R2[:, 1])
+    margins_SW = None
+    if report_margins:
+        top_R2 = logits_RV[:num_laws].topk(2).values
+        margins_SW = window.spread(top_R2[:, 0] - top_R2[:, 1])
+    return _Judgement(verdict=verdict, margins_SW=margins_SW, num_forbidden=num_forbidden, raw_RV=raw_RV)

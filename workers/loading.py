@@ -17,6 +17,8 @@ from parallel.mesh import Mesh
 from parallel.rendezvous import Carrier, RankGroups, alone, join_groups, open_store, wait_for_all
 from state.accounting import accounting_rows, plan_memory
 from state.pools import DTYPES, DevicePools
+from workers.constraints.compiler import Compiler
+from workers.constraints.trial import Trials
 from workers.draft.confidence import Measure, Scorer, choose_measure
 from workers.draft.mtp import MtpProposer
 from workers.draft.oracle import OracleProposer
@@ -33,6 +35,7 @@ from workers.ops.base import Ops
 from workers.ops.default import DefaultOps
 from workers.ops.reference import ReferenceOps
 from workers.plan import MAX_STOP_IDS, CollectiveFailed, LoadError, Progress, WorkerDescription
+from workers.sampling.processing import Processing
 from workers.sampling.registers import SamplingRegisters
 from workers.selftest import check_columns, check_invariance
 
@@ -42,12 +45,13 @@ _FLOAT32_PARAMETERS = (".a_log", ".dt_bias", ".confidence.weight", ".confidence.
 
 @dataclass(slots=True, kw_only=True)
 class Rank:
-    """Everything a step works on."""
+    """Everything a step works on. processing: on the rank that decides; None elsewhere."""
 
     model: Qwen3Next
     ops: Ops
     pools: DevicePools
     registers: SamplingRegisters
+    processing: Processing | None
     proposer: Proposer | None
     inputs: StepInputs
     groups: RankGroups
@@ -71,7 +75,8 @@ def load_rank(settings: WorkerSettings, progress: Progress, meet: Meet | None = 
     seat = settings.seat
     mesh = Mesh.of(settings.parallel)
     device = _device(settings)
-    with Checkpoint.open(settings.model.path or demo_checkpoint()) as checkpoint:
+    folder = settings.model.path or demo_checkpoint()
+    with Checkpoint.open(folder) as checkpoint:
         has_head = checkpoint.config.num_mtp_layers > 0 and checkpoint.config.has_confidence_head
         measure = choose_measure(settings.speculation.confidence, has_head=has_head)
         drafts = checkpoint.config.num_mtp_layers > 0 and settings.speculation.gamma_max > 0
@@ -104,13 +109,19 @@ def load_rank(settings: WorkerSettings, progress: Progress, meet: Meet | None = 
     sizes = memory.sizes
     pools = DevicePools(model.state_layout, sizes, device, keeps_laws=groups.tp.leads)
     registers = SamplingRegisters(sizes.num_slots, MAX_STOP_IDS, device)
-    proposer = _proposer(settings, model, pools, registers, ops, groups, measure)
+    processing = None
+    if groups.tp.leads:
+        tokenizer = (folder / "tokenizer.json", config.vocab_size, config.eos_token_ids)
+        compiler = Compiler(*tokenizer, Trials(*tokenizer).try_out)
+        processing = Processing(pools, registers, compiler, config.vocab_size)
+    proposer = _proposer(settings, model, pools, registers, processing, ops, groups, measure)
     progress("allocating", 1, 1)
     return Rank(
         model=model,
         ops=ops,
         pools=pools,
         registers=registers,
+        processing=processing,
         proposer=proposer,
         inputs=StepInputs(sizes.num_slots, device),
         groups=groups,
@@ -157,6 +168,7 @@ def _proposer(
     model: Qwen3Next,
     pools: DevicePools,
     registers: SamplingRegisters,
+    processing: Processing | None,
     ops: Ops,
     groups: RankGroups,
     measure: Measure,
@@ -165,7 +177,7 @@ def _proposer(
     if model.drafter is None:
         return None
     scorer = Scorer(measure=measure, head=model.drafter.confidence)
-    parts = (model, pools, registers, ops, groups.tp, pools.sizes.gamma_max, scorer)
+    parts = (model, pools, registers, processing, ops, groups.tp, pools.sizes.gamma_max, scorer)
     return OracleProposer(*parts) if settings.speculation.drafter == "oracle" else MtpProposer(*parts)
 
 

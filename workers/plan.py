@@ -32,6 +32,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
+
+from workers.demands import NO_SHAPING, Constraint, Fork, Shaping, TokenLogprob, Typical
 
 VERIFY_EVERYTHING = 2**31 - 1
 """A verify budget that admits every waiting draft."""
@@ -107,8 +110,16 @@ class OracleDrafts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:
-    """A sequence enters a slot. `tables` holds its pages per cache group, reserved for prompt + max_tokens + γ_max + 1
-    tokens; they do not change while it runs. `stop_token_ids` includes the end-of-sequence tokens it obeys."""
+    """A sequence enters a slot.
+
+    tables: its pages per cache group, reserved for prompt + max_tokens + γ_max + 1 tokens; they do not change while it
+        runs.
+    stop_token_ids: the end-of-sequence tokens it obeys among them.
+    typical: makes the verification of its drafts lossy; None is exact.
+    num_logprobs, num_prompt_logprobs: likeliest tokens reported beside each one's log-probability; None reports none.
+    prediction: tokens that its output may have in common with. looks_back: whether drafts are looked up in what it has.
+    fork: whose state it takes over; None where it begins with nothing committed.
+    """
 
     slot: int
     epoch: int
@@ -123,7 +134,36 @@ class NewSequence:
     coupled: bool
     stop_token_ids: tuple[int, ...]
     max_tokens: int
+    typical_p: float = 1.0
+    shaping: Shaping = NO_SHAPING
+    constraint: Constraint | None = None
+    typical: Typical | None = None
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    prediction: tuple[int, ...] = ()
+    looks_back: bool = False
+    fork: Fork | None = None
     oracle: OracleDrafts | None = None
+
+
+class Origin(IntEnum):
+    """What made a round's drafts."""
+
+    DRAFTER = 0
+    PREDICTION = 1
+    NGRAM = 2
+
+
+class RankEnd(IntEnum):
+    """Why a rank ends a sequence of itself, beside stop ids and the limit.
+
+    CONSTRAINT: it is met and nothing more may follow. BROKEN: it cannot be followed any further; the rank's log says
+    why, and `BatchResult.problems`.
+    """
+
+    NONE = 0
+    CONSTRAINT = 1
+    BROKEN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +280,13 @@ class BatchResult:
     acceptance: float32, per sequence and position that verification reached (min(num_accepted + 1, num_admitted) of
         them), the probability with which a draft stands there, given those before it: Σ min(p, q) where drafts are
         drawn, p of the draft where they are point masses, and 1 or 0 where the noise is shared.
+    origins, num_looked_up: per sequence, what made the first of the drafts that waited, and how many of them where it
+        was not the drafter, which made those behind; () where the drafter made all.
+    num_forbidden: per sequence, admitted drafts at and behind the first that its constraint forbids; () where none.
+    ends: per sequence, why the rank ends it with the last emitted token; () where it ends none.
+    problems: per BROKEN sequence, in order, what is wrong.
+    logprobs: per sequence and emitted token; () where no sequence of the batch wants any, and for those that do not.
+    prompt_logprobs: per sequence, of the prompt tokens behind the rows of this chunk; as above.
     """
 
     emitted: tuple[tuple[int, ...], ...] = ()
@@ -249,6 +296,13 @@ class BatchResult:
     margins: tuple[tuple[float, ...], ...] = ()
     scores: tuple[tuple[float, ...], ...] = ()
     acceptance: tuple[tuple[float, ...], ...] = ()
+    origins: tuple[Origin, ...] = ()
+    num_looked_up: tuple[int, ...] = ()
+    num_forbidden: tuple[int, ...] = ()
+    ends: tuple[RankEnd, ...] = ()
+    problems: tuple[str, ...] = ()
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""A rank's answer to a plan: the step's one read from the device, taken apart by sequence. Knows no arithmetic."""
+"""A rank's answer to a plan: the step's one read from the device, taken apart by sequence, and one more of
+log-probabilities where they are wanted. Knows no arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from workers.decide import Decision, Window
 from workers.loading import Rank
-from workers.plan import BatchPlan, BatchResult, CollectiveCount, RankReport, StepPlan, StepTimings
+from workers.logprobs import Runs
+from workers.plan import BatchPlan, BatchResult, CollectiveCount, Origin, RankEnd, RankReport, StepPlan, StepTimings
 
 
 def make_report(
@@ -22,13 +24,16 @@ def make_report(
     window: Window | None,
     decision: Decision | None,
     clock: Sequence[float],
+    prompts: Runs | None = None,
+    looked_up: Sequence[tuple[Origin, int]] = (),
 ) -> RankReport:
-    """clock: when the step began, the target pass ended, verification ended, the commit ended."""
+    """clock: when the step began, the target pass ended, verification ended, the commit ended. prompts: how likely the
+    tokens of prompts were. looked_up: as Proposer.looked_up, by column."""
     checks, groups = rank.checks_peers, rank.groups
     leads = groups.tp.leads
     batch = digests = None
     if leads or (checks and groups.tp.size > 1):
-        batch = _read(plan, batch_plan, window, decision)
+        batch = _read(plan, batch_plan, window, decision, prompts, looked_up)
     if checks and groups.tp.size > 1:
         assert batch is not None
         digests = _digests(rank, batch_plan, batch)
@@ -47,7 +52,14 @@ def make_report(
     )
 
 
-def _read(plan: StepPlan, batch_plan: BatchPlan, window: Window | None, decision: Decision | None) -> BatchResult:
+def _read(
+    plan: StepPlan,
+    batch_plan: BatchPlan,
+    window: Window | None,
+    decision: Decision | None,
+    prompts: Runs | None,
+    looked_up: Sequence[tuple[Origin, int]],
+) -> BatchResult:
     count = len(batch_plan.slots)
     emitted: list[tuple[int, ...]] = [()] * count
     drafted: list[tuple[int, ...]] = [()] * count
@@ -75,7 +87,45 @@ def _read(plan: StepPlan, batch_plan: BatchPlan, window: Window | None, decision
         margins=tuple(margins),
         scores=tuple(scores),
         acceptance=tuple(acceptance),
+        **_origins(batch_plan, looked_up),
+        **_constrained(count, window, decision),
+        **_told(emitted, decision, prompts),
     )
+
+
+def _origins(plan: BatchPlan, looked_up: Sequence[tuple[Origin, int]]) -> dict[str, Any]:
+    """Columns of what made the drafts that wait; none where the drafter made all of them."""
+    counts = [
+        (origin, min(count, waiting)) if waiting else (Origin.DRAFTER, 0)
+        for (origin, count), waiting in zip(looked_up, plan.num_drafts, strict=bool(looked_up))
+    ]
+    if all(origin is Origin.DRAFTER for origin, _ in counts):
+        return {}
+    origins, num_looked_up = zip(*counts, strict=True)
+    return {"origins": origins, "num_looked_up": num_looked_up}
+
+
+def _constrained(count: int, window: Window | None, decision: Decision | None) -> dict[str, Any]:
+    """Columns of what constraints had a say in; none where they had none."""
+    if window is None or decision is None or not decision.ends:
+        return {}
+    ends, forbidden = [RankEnd.NONE] * count, [0] * count
+    for place, column in enumerate(window.columns):
+        ends[column] = decision.ends[place]
+        forbidden[column] = decision.num_forbidden[place] if decision.num_forbidden else 0
+    return {"ends": tuple(ends), "num_forbidden": tuple(forbidden), "problems": decision.problems}
+
+
+def _told(emitted: Sequence[Sequence[int]], decision: Decision | None, prompts: Runs | None) -> dict[str, Any]:
+    """Columns of log-probabilities, those of emitted tokens cut as these are; none where nobody wants any."""
+    columns: dict[str, Any] = {}
+    if decision is not None and decision.told is not None:
+        told = decision.told.read()
+        columns["logprobs"] = tuple(told.get(column, ())[: len(tokens)] for column, tokens in enumerate(emitted))
+    if prompts is not None:
+        told = prompts.read()
+        columns["prompt_logprobs"] = tuple(told.get(column, ()) for column in range(len(emitted)))
+    return columns
 
 
 def _read_rows(whole: Sequence[Tensor], real: Sequence[Tensor | None]) -> list[tuple[list[Any], ...]]:

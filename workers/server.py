@@ -22,11 +22,16 @@ from parallel.mesh import ONE_RANK, Mesh
 from workers import wire
 from workers.address import join_address
 from workers.channel import bind, make_server
+from workers.demands import MAX_PREPARING, Constraint
 from workers.plan import Progress, RankReport, StalePlan, StepPlan, WorkerDescription, WorkerLost
+from workers.sequence_wire import constraint_from_wire
 
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = "outrider.v1.WorkerService"
+
+COMPILER_WAIT_S = 1.0
+"""How long a constraint waits for those that nobody waits for any more; longer would keep health checks waiting."""
 
 
 class WorkerLike(Protocol):
@@ -41,6 +46,15 @@ class WorkerLike(Protocol):
 
     def check_integrity(self) -> list[str]:
         """One line per broken invariant; called between steps."""
+        ...
+
+    def is_ready(self, constraint: Constraint) -> bool:
+        """Whether `prepare` has nothing to compile for it; called beside steps."""
+        ...
+
+    def prepare(self, constraint: Constraint) -> str:
+        """Makes a constraint ready; called beside steps, from several threads. Returns why it cannot be followed, ""
+        where it can."""
         ...
 
 
@@ -67,6 +81,7 @@ class WorkerServicer(services.WorkerServiceServicer):
         self._stream_begun = threading.Event()
         self._claiming = threading.Lock()
         self._computing = threading.Lock()  # a step and an integrity check never overlap
+        self._preparing = threading.BoundedSemaphore(MAX_PREPARING)
         self.health = health.HealthServicer()
         self.health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.NOT_SERVING)
 
@@ -127,6 +142,21 @@ class WorkerServicer(services.WorkerServiceServicer):
         with self._computing:
             return messages.CheckRankResponse(violations=worker.check_integrity())
 
+    def Prepare(self, request: messages.PrepareRequest, context: grpc.ServicerContext) -> messages.PrepareResponse:
+        worker = self._loaded(context)
+        constraint = constraint_from_wire(request.constraint)
+        if worker.is_ready(constraint):
+            return messages.PrepareResponse(problem=worker.prepare(constraint))
+        if not self._preparing.acquire(timeout=COMPILER_WAIT_S):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_PREPARING} other constraints are being compiled")
+        try:
+            return messages.PrepareResponse(problem=worker.prepare(constraint))
+        except Exception as error:  # what it fails on is the caller's own; the rank is as good as before
+            log.exception("a constraint could not be prepared")
+            return messages.PrepareResponse(problem=f"it cannot be compiled: {wire.error_to_text(error)}")
+        finally:
+            self._preparing.release()
+
     def _loaded(self, context: grpc.ServicerContext) -> WorkerLike:
         if self._unusable is not None:
             _refuse(context, f"the worker is unusable: {self._unusable}")
@@ -151,8 +181,9 @@ def _refuse(context: grpc.ServicerContext, reason: str) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-NUM_THREADS = 4
-"""One each for Execute, Load, CheckIntegrity and a health check; watches of health queue behind them."""
+NUM_THREADS = 4 + 3 * MAX_PREPARING
+"""One each for Execute, Load, CheckIntegrity, a health check, constraints that are compiled, as many that wait and as
+many that are ready; watches of health queue behind them."""
 
 
 def serve_worker(

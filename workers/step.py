@@ -14,6 +14,7 @@ Where ranks own whole experts, a rank whose batch is empty makes the same passes
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -23,15 +24,19 @@ from configs.schema import WorkerSettings
 from parallel.collectives import CollectiveError
 from state.txn import StepTransaction
 from workers.batch import Batch, Layout, build_batch, lay_out
+from workers.constraints.compiler import ConstraintError
 from workers.decide import Window, decide, open_window
+from workers.demands import Constraint
 from workers.draft.admit_on_device import admit_on_device
 from workers.draft.proposer import Observation, Proposal
 from workers.inputs import StepColumns
 from workers.loading import Rank, load_rank
+from workers.logprobs import score_prompts
 from workers.passes import target_pass
 from workers.plan import (
     BatchPlan,
     CollectiveFailed,
+    NewSequence,
     Progress,
     RankReport,
     StalePlan,
@@ -89,12 +94,15 @@ class Worker:
         if window is not None:
             decision = decide(rank, window, hidden.for_logits, step_id=plan.step_id, report_margins=plan.report_margins)
             committed_B = committed_B.index_add(0, window.columns_S, decision.num_emitted_S - 1)
+        prompts = score_prompts(rank, batch_plan, batch, hidden.for_logits)
         clock.append(time.perf_counter())
         txn.commit(committed_B)
         clock.append(time.perf_counter())
 
+        # Of the drafts that waited, whose places those to come take.
+        looked_up = () if rank.proposer is None else rank.proposer.looked_up(batch_plan.slots)
         self._draft(shared, batch_plan, batch, window, chain, columns, hidden.for_draft, committed_B)
-        report = make_report(rank, plan, batch_plan, window, decision, clock)
+        report = make_report(rank, plan, batch_plan, window, decision, clock, prompts, looked_up)
         if rank.proposer is not None and report.batch is not None:
             rank.proposer.accept(report.batch.num_admitted, report.batch.num_accepted)
         return report
@@ -102,6 +110,21 @@ class Worker:
     def check_integrity(self) -> list[str]:
         """Violated invariants of the device state; empty when all hold. For idle moments: it reads whole pools."""
         return self.rank.pools.check_integrity()
+
+    def is_ready(self, constraint: Constraint) -> bool:
+        """Whether `prepare` has nothing to compile for it; from any thread."""
+        return self.rank.processing is None or self.rank.processing.compiler.is_ready(constraint)
+
+    def prepare(self, constraint: Constraint) -> str:
+        """Makes a constraint ready, beside steps and from any thread. Returns why it cannot be followed, "" where it
+        can; a rank that does not decide has nothing to do."""
+        if self.rank.processing is None:
+            return ""
+        try:
+            self.rank.processing.compiler.prepare(constraint)
+        except ConstraintError as error:
+            return str(error)
+        return ""
 
     def _enter_and_leave(self, plan: StepPlan, batch_plan: BatchPlan) -> None:
         if plan.step_id <= self._last_step:
@@ -112,15 +135,38 @@ class Worker:
         for slot in batch_plan.released_slots:
             self._epochs[slot] = 0
         entering = batch_plan.admitted
-        rank.pools.enter([s.slot for s in entering], [s.prompt for s in entering], [s.tables for s in entering])
+        self._give_slots(entering)
         rank.registers.enter(entering)
+        if rank.processing is not None:
+            rank.processing.leave(batch_plan.released_slots)
+            rank.processing.enter(entering)
         if rank.proposer is not None:
+            rank.proposer.leave(batch_plan.released_slots)
             rank.proposer.begin(entering)
         for sequence in entering:
             self._epochs[sequence.slot] = sequence.epoch
         for slot, epoch in zip(batch_plan.slots, batch_plan.epochs, strict=True):
             if self._epochs[slot] != epoch:
                 raise StalePlan(f"slot {slot} holds a sequence of epoch {self._epochs[slot]}, the plan means {epoch}")
+
+    def _give_slots(self, entering: Sequence[NewSequence]) -> None:
+        """Of the pools, before anything of the step runs: who forks takes over what the other one has committed."""
+        pools = self.rank.pools
+        begun = [s for s in entering if s.fork is None]
+        pools.enter([s.slot for s in begun], [s.prompt for s in begun], [s.tables for s in begun])
+        forked = [(s, s.fork) for s in entering if s.fork is not None]
+        for sequence, fork in forked:
+            if self._epochs[fork.slot] != fork.epoch:
+                raise StalePlan(
+                    f"slot {fork.slot} holds a sequence of epoch {self._epochs[fork.slot]}, sequence {sequence.uid} "
+                    f"forks from epoch {fork.epoch}"
+                )
+        pools.fork(
+            [fork.slot for _, fork in forked],
+            [s.slot for s, _ in forked],
+            [s.tables for s, _ in forked],
+            [fork.pages for _, fork in forked],
+        )
 
     def _admit(self, plan: StepPlan, batch_plan: BatchPlan, columns: StepColumns) -> Tensor:
         """Waiting drafts per sequence that go to verification, ranked by their confidence under the plan's budget."""
@@ -180,6 +226,7 @@ class Worker:
                     slots=window.slots if window is not None else (),
                     modes=window.modes if window is not None else rank.registers.modes(()),
                     gamma=plan.gamma,
+                    longest=window.longest if window is not None else 1,
                     step_id=plan.step_id,
                     calibration=plan.calibration,
                     chain=chain,

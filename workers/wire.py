@@ -23,8 +23,8 @@ from workers.plan import (
     CollectiveCount,
     CollectiveFailed,
     LoadError,
-    NewSequence,
-    OracleDrafts,
+    Origin,
+    RankEnd,
     RankReport,
     RanksDisagree,
     StalePlan,
@@ -34,6 +34,7 @@ from workers.plan import (
     WorkerError,
     WorkerLost,
 )
+from workers.sequence_wire import logprobs_from_wire, logprobs_to_wire, sequence_from_wire, sequence_to_wire
 
 _T = TypeVar("_T")
 
@@ -158,7 +159,7 @@ def error_from_text(text: str) -> WorkerError:
 
 def _batch_to_wire(batch: BatchPlan) -> wire.BatchPlan:
     return wire.BatchPlan(
-        admitted=[_sequence_to_wire(sequence) for sequence in batch.admitted],
+        admitted=[sequence_to_wire(sequence) for sequence in batch.admitted],
         released_slots=batch.released_slots,
         slots=batch.slots,
         sequence_epochs=batch.epochs,
@@ -174,7 +175,7 @@ def _batch_to_wire(batch: BatchPlan) -> wire.BatchPlan:
 
 def _batch_from_wire(message: wire.BatchPlan) -> BatchPlan:
     return BatchPlan(
-        admitted=tuple(_sequence_from_wire(sequence) for sequence in message.admitted),
+        admitted=tuple(sequence_from_wire(sequence) for sequence in message.admitted),
         released_slots=tuple(message.released_slots),
         slots=tuple(message.slots),
         epochs=tuple(message.sequence_epochs),
@@ -198,6 +199,13 @@ def _result_to_wire(result: BatchResult) -> wire.BatchResult:
         margins=chain.from_iterable(result.margins),
         scores=chain.from_iterable(result.scores),
         acceptance=chain.from_iterable(result.acceptance),
+        origins=[origin.value for origin in result.origins],
+        num_looked_up=result.num_looked_up,
+        num_forbidden=result.num_forbidden,
+        ends=[end.value for end in result.ends],
+        problems=result.problems,
+        logprobs=[logprobs_to_wire(tokens) for tokens in result.logprobs],
+        prompt_logprobs=[logprobs_to_wire(tokens) for tokens in result.prompt_logprobs],
     )
 
 
@@ -224,48 +232,13 @@ def _result_from_wire(message: wire.BatchResult, plan: StepPlan, batch: BatchPla
         margins=_split(message.margins, message.num_emitted) if plan.report_margins else (),
         scores=_split(message.scores, batch.num_drafts),
         acceptance=_split(message.acceptance, reached),
-    )
-
-
-def _sequence_to_wire(sequence: NewSequence) -> wire.NewSequence:
-    return wire.NewSequence(
-        slot=sequence.slot,
-        sequence_epoch=sequence.epoch,
-        uid=sequence.uid,
-        prompt=sequence.prompt,
-        tables=[wire.BlockTable(pages=pages) for pages in sequence.tables],
-        temperature=sequence.temperature,
-        top_k=sequence.top_k,
-        top_p=sequence.top_p,
-        min_p=sequence.min_p,
-        seed=sequence.seed,
-        coupled=sequence.coupled,
-        stop_token_ids=sequence.stop_token_ids,
-        max_tokens=sequence.max_tokens,
-        oracle=None
-        if sequence.oracle is None
-        else wire.OracleDrafts(continuation=sequence.oracle.continuation, acceptance=sequence.oracle.acceptance),
-    )
-
-
-def _sequence_from_wire(message: wire.NewSequence) -> NewSequence:
-    return NewSequence(
-        slot=message.slot,
-        epoch=message.sequence_epoch,
-        uid=message.uid,
-        prompt=tuple(message.prompt),
-        tables=tuple(tuple(table.pages) for table in message.tables),
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        seed=message.seed,
-        coupled=message.coupled,
-        stop_token_ids=tuple(message.stop_token_ids),
-        max_tokens=message.max_tokens,
-        oracle=OracleDrafts(continuation=tuple(message.oracle.continuation), acceptance=message.oracle.acceptance)
-        if message.HasField("oracle")
-        else None,
+        origins=tuple(Origin(origin) for origin in message.origins),
+        num_looked_up=tuple(message.num_looked_up),
+        num_forbidden=tuple(message.num_forbidden),
+        ends=tuple(RankEnd(end) for end in message.ends),
+        problems=tuple(message.problems),
+        logprobs=tuple(logprobs_from_wire(tokens) for tokens in message.logprobs),
+        prompt_logprobs=tuple(logprobs_from_wire(tokens) for tokens in message.prompt_logprobs),
     )
 
 
@@ -289,6 +262,17 @@ def _check_columns(result: BatchResult, plan: StepPlan, batch: BatchPlan) -> Non
     if any(len(column) != len(batch.slots) for column in columns):
         lengths = ", ".join(str(len(column)) for column in columns)
         raise ValueError(f"step {plan.step_id}: columns of {lengths} entries for {len(batch.slots)} sequences")
+    optional = (result.origins, result.num_forbidden, result.ends, result.logprobs, result.prompt_logprobs)
+    if any(len(column) not in (0, len(batch.slots)) for column in optional):
+        raise ValueError(f"step {plan.step_id}: a column that may be left out has not an entry per sequence")
+    looked_up = tuple(zip(result.origins, result.num_looked_up, batch.num_drafts, strict=False))
+    if len(result.origins) != len(result.num_looked_up) or any(
+        (origin is not Origin.DRAFTER) != (count > 0) or count > waiting for origin, count, waiting in looked_up
+    ):
+        raise ValueError(f"step {plan.step_id}: the counts of drafts that were looked up do not fit their origins")
+    if len(result.problems) != sum(end is RankEnd.BROKEN for end in result.ends):
+        raise ValueError(f"step {plan.step_id}: {len(result.problems)} problems do not fit the sequences that broke")
+    _check_logprobs(result, plan, batch)
     drafted = tuple(len(tokens) for tokens in result.drafted)
     if drafted != batch.num_drafts:
         raise ValueError(f"step {plan.step_id}: the plan counts {batch.num_drafts} waiting drafts, the rank {drafted}")
@@ -300,6 +284,16 @@ def _check_columns(result: BatchResult, plan: StepPlan, batch: BatchPlan) -> Non
     reached = tuple(_num_reached(result.num_admitted, result.num_accepted))
     if tuple(len(shares) for shares in result.acceptance) != reached:
         raise ValueError(f"step {plan.step_id}: the acceptance probabilities do not fit the positions reached")
+
+
+def _check_logprobs(result: BatchResult, plan: StepPlan, batch: BatchPlan) -> None:
+    """Of every token of a run, or of none."""
+    for told, emitted in zip(result.logprobs, result.emitted, strict=False):
+        if told and tuple(each.token for each in told) != emitted:
+            raise ValueError(f"step {plan.step_id}: the log-probabilities do not fit the emitted tokens")
+    for told, known, samples in zip(result.prompt_logprobs, batch.num_known, batch.samples, strict=False):
+        if told and len(told) != known - samples:
+            raise ValueError(f"step {plan.step_id}: the log-probabilities do not fit the rows of the prompt")
 
 
 def _num_reached(num_admitted: Iterable[int], num_accepted: Iterable[int]) -> list[int]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from runtime.bench.extras import Variant
 from runtime.bench.load import Closed, Load, Policy, Share, Slot, schedule
+from runtime.bench.workload import Workload
 
 if TYPE_CHECKING:
     from configs.schema import ServeSettings
@@ -25,15 +27,17 @@ class Asked:
     prompts: a file in place of the workload. tokenizer: directory of a running server's, for random prompts.
     prompt_tokens: prompts are cut to it; random ones have it as their length.
     requests: per cell; None takes the largest concurrency, at least 8, or 16 where all loads are open ones.
-    records: outputs are recorded before all cells, greedy and decoded plainly, and those of the cells compared.
+    records: outputs are recorded before all cells, decoded plainly, and those of the cells compared.
+    edit_every: what was recorded is edited behind every so many tokens on average, 0 for nowhere, and sent as a
+        prediction; None sends those that prompts have.
     fits_load: where `requests` is None, each load has its own concurrency's, at least 8, or 16 where it is an open one.
     warmup: requests before a cell, which do not count. Before a first repeat as many run as in the cell: they report
         their rounds, and warm up for it too.
-    seed: of arrivals, random prompts and sampling; request i samples with seed + i.
+    seed: of arrivals, random prompts, edits and sampling; request i samples with seed + i.
     """
 
     settings: ServeSettings | None
-    workload: Literal["code", "random"]
+    workload: Workload
     prompts: Path | None
     tokenizer: Path | None
     prompt_tokens: int | None
@@ -48,6 +52,7 @@ class Asked:
     temperature: float
     limits: Limits
     records: bool = False
+    edit_every: int | None = None
     fits_load: bool = False
 
     def at_rate(self, rate: float) -> Asked:
@@ -60,6 +65,11 @@ class Asked:
         loads = [load for load in self.loads if not isinstance(load, Share)]
         assert len(loads) == len(self.loads), "a share of a rate that is not known"
         return schedule(loads, self.policies, self.repeats)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Those that are told apart, in order."""
+        return list(dict.fromkeys(load.variant for load in self.loads if load.variant is not None))
 
     @property
     def num_cells(self) -> int:

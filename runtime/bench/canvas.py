@@ -44,6 +44,17 @@ def loads_of(groups: Sequence[Group]) -> list[str]:
     return list(dict.fromkeys(load_text(group.load) for group in groups))
 
 
+def by_kind(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Groups by whose drafts there were and what requests brought, in words for a title; those of a kind differ in
+    policy, and in how many requests there were at a time or per second."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        load = group.load
+        drafts = "" if load.acceptance is None else f", oracle drafts, α={load.acceptance:g}"
+        found.setdefault(drafts if load.variant is None else f"{drafts}, {load.variant}", []).append(group)
+    return found
+
+
 def colours_of(groups: Sequence[Group]) -> dict[str, str]:
     """One for each policy, in order."""
     return {policy: f"C{number}" for number, policy in enumerate(dict.fromkeys(group.policy for group in groups))}

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from runtime.bench.counters import DraftCounts
+from runtime.bench.extras import NOTHING, Conversation, Extras
 from runtime.request import Round
 from workers.plan import OracleDrafts
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
     from outrider.v1 import inference_pb2
     from runtime.front.client import OutriderClient
+
+AT_LENGTH = "LENGTH"
+NO_DRAFTS = DraftCounts()
 
 Clock = Callable[[], float]
 """Seconds, on a clock that never steps."""
@@ -33,7 +38,8 @@ class Completion:
     """What came of one request.
 
     rounds: () unless the request asked for them. num_passes: of the target, that of the prompt's last chunk among them.
-    sent_s: when it was sent, on the clock of its frames. at_length: whether it ended at its longest.
+    drafts: by where they came from. sent_s: when it was sent, on the clock of its frames.
+    finish: why it ended, a FinishReason without its prefix; "" where it failed.
     failure: the gRPC code that ended it, "" where it finished. failure_text: what the server said of it.
     """
 
@@ -42,9 +48,15 @@ class Completion:
     num_passes: int
     sent_s: float
     frames: tuple[Frame, ...]
-    at_length: bool = True
+    drafts: DraftCounts = NO_DRAFTS
+    finish: str = AT_LENGTH
     failure: str = ""
     failure_text: str = ""
+
+    @property
+    def at_length(self) -> bool:
+        """Whether it ended at its longest."""
+        return self.finish == AT_LENGTH
 
     @property
     def seconds(self) -> float:
@@ -53,17 +65,18 @@ class Completion:
 
 
 def generate_request(
-    prompt: str | Sequence[int],
+    prompt: str | Sequence[int] | Conversation,
     max_tokens: int,
     *,
     temperature: float = 0.0,
     seed: int = 0,
     ignore_eos: bool = True,
     report_rounds: bool = True,
+    extras: Extras = NOTHING,
     oracle: OracleDrafts | None = None,
 ) -> inference_pb2.GenerateRequest:
-    """A request for `max_tokens` tokens. prompt: text, or token ids. report_rounds: costs the server a search of the
-    logits in every pass. oracle: drafts in place of the drafter's own, where the server takes them."""
+    """A request for `max_tokens` tokens. prompt: text, token ids, or messages. report_rounds: costs the server a search
+    of the logits in every pass. oracle: drafts in place of the drafter's own, where the server takes them."""
     from outrider.v1 import inference_pb2, types_pb2
 
     request = inference_pb2.GenerateRequest(
@@ -73,11 +86,33 @@ def generate_request(
     )
     if oracle is not None:
         request.oracle.CopyFrom(inference_pb2.Oracle(continuation=oracle.continuation, acceptance=oracle.acceptance))
-    if isinstance(prompt, str):
-        request.text = prompt
-    else:
-        request.token_ids.ids.extend(prompt)
+    match prompt:
+        case str():
+            request.text = prompt
+        case Conversation():
+            request.chat.CopyFrom(chat_of(prompt))
+        case _:
+            request.token_ids.ids.extend(prompt)
+    _add_extras(request, extras)
     return request
+
+
+def chat_of(conversation: Conversation) -> inference_pb2.Chat:
+    from outrider.v1 import inference_pb2
+
+    messages = [inference_pb2.ChatMessage(role=role, content=content) for role, content in conversation.messages]
+    return inference_pb2.Chat(messages=messages)
+
+
+def _add_extras(request: inference_pb2.GenerateRequest, extras: Extras) -> None:
+    if isinstance(extras.prediction, str):
+        request.prediction.text = extras.prediction
+    elif extras.prediction:
+        request.prediction.token_ids.ids.extend(extras.prediction)
+    if extras.json_schema:
+        request.constraint.json_schema = extras.json_schema
+    if extras.ngram:
+        request.ngram = True
 
 
 async def complete(
@@ -102,24 +137,26 @@ async def attempt(
     rounds: list[Round] = []
     frames: list[Frame] = []
     error: grpc.aio.AioRpcError | None = None
-    num_passes, at_length = 0, False
+    usage, finish = types_pb2.Usage(), ""
     sent_s = clock()
     try:
         async for frame in client.generate(request):
             frames.append(Frame(at_s=clock(), num_tokens=len(frame.token_ids)))
             tokens += frame.token_ids
             rounds += rounds_of(frame)
-            num_passes = frame.usage.rounds
-            at_length = frame.finish.reason == types_pb2.FINISH_REASON_LENGTH
+            usage = frame.usage
+            if frame.HasField("finish"):
+                finish = types_pb2.FinishReason.Name(frame.finish.reason).removeprefix("FINISH_REASON_")
     except grpc.aio.AioRpcError as raised:
         error = raised
     completion = Completion(
         tokens=tuple(tokens),
         rounds=tuple(rounds),
-        num_passes=num_passes,
+        num_passes=usage.rounds,
         sent_s=sent_s,
         frames=tuple(frames),
-        at_length=at_length,
+        drafts=DraftCounts.of(usage),
+        finish=finish,
         failure="" if error is None else error.code().name,
         failure_text="" if error is None else error.details() or "",
     )

@@ -1,5 +1,5 @@
-"""What the server counts of itself while a cell runs: differences of its counters, its newest plan, and memory by its
-accounts. Reads `GetStatus` messages; knows no client and no figures."""
+"""What the server counts while a cell runs: differences of its counters, its newest plan, and memory by its accounts,
+of `GetStatus` messages; the drafts of a request, of its usage. Knows no client and no figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from outrider.v1 import operator_pb2
+    from outrider.v1 import operator_pb2, types_pb2
 
 
 class _Sums:
@@ -88,6 +88,26 @@ class PlanCounts(_Sums):
 
     @classmethod
     def of(cls, message: operator_pb2.SpeculationStatus) -> PlanCounts:
+        return cls(**_read(cls, message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCounts(_Sums):
+    """Of requests, by where drafts came from; fields as in the message `Usage`."""
+
+    drafted: int = 0
+    admitted: int = 0
+    accepted: int = 0
+    predicted_drafted: int = 0
+    predicted_admitted: int = 0
+    predicted_accepted: int = 0
+    ngram_drafted: int = 0
+    ngram_admitted: int = 0
+    ngram_accepted: int = 0
+    forbidden: int = 0
+
+    @classmethod
+    def of(cls, message: types_pb2.Usage) -> DraftCounts:
         return cls(**_read(cls, message))
 
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-SCHEMA_VERSION = 2
+from runtime.bench.drafting import Drafts, Lengths, Origins, Work
+from runtime.bench.part import Part
 
-
-class Part(BaseModel):
-    """Base of all parts: immutable, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+SCHEMA_VERSION = 3
 
 
 class Spread(Part):
@@ -64,72 +61,6 @@ class Rates(Part):
     tokens_per_s: float = Field(description="Tokens of requests that finished.")
     requests_per_s: float = Field(description="Requests that finished.")
     requests_within_limits_per_s: float = Field(description="Of those, requests that kept all limits.")
-
-
-class Lengths(Part):
-    """Committed tokens per target pass, counted and by formula. Of requests that report their rounds: the same prompts
-    under the same load, just before the first repeat; reporting costs time, so their speed is not measured. A decode
-    pass is one after the prompt's last chunk. A full round is a decode pass that verified gamma drafts and began at
-    least gamma + 1 tokens before its request's longest; formulas and prefixes are of those. One that an end of sequence
-    cut counts by the drafts accepted before the cut."""
-
-    gamma: int = Field(description="Drafts per round under the policy; 0 for off.")
-    decode_passes: int
-    tokens_per_pass: float | None = Field(description="Over all decode passes; null where there was none.")
-    full_rounds: int
-    near_limit_rounds: int = Field(
-        description="Began within gamma + 1 tokens of the request's longest: counted apart, cut or not."
-    )
-    other_length_rounds: int = Field(description="Others that verified more or fewer drafts than gamma.")
-    accepted_prefixes: list[int] = Field(
-        description="Entry j: full rounds in which the first j drafts were accepted and no more, j from 0 to gamma."
-    )
-    survival: list[float] = Field(description="Entry j - 1: share of full rounds in which the first j were accepted.")
-    tokens_per_full_round: float | None = Field(
-        description="Sum over full rounds of accepted drafts + 1 / full rounds: what they commit, were none cut."
-    )
-    by_survival: float | None = Field(
-        description="1 + sum over j of P(first j accepted): equals tokens_per_full_round, whatever the drafts."
-    )
-    acceptance_rate: float | None = Field(
-        description="alpha: drafts accepted / drafts examined in full rounds, where examined are the accepted ones "
-        "and, if any fell, the first that did. null where nothing was examined."
-    )
-    by_rate: float | None = Field(
-        description="(1 - alpha^(gamma+1)) / (1 - alpha), as if every draft were accepted with probability alpha "
-        "(arXiv 2211.17192, equation 1)."
-    )
-    rate_misleads: bool = Field(description="Whether by_rate is more than 3 % off by_survival.")
-
-
-class Drafts(Part):
-    """Drafts by position in all rounds of the cell, by the server's counters; entry 0 is the first draft."""
-
-    drafted: list[int]
-    admitted: list[int]
-    accepted: list[int]
-
-
-class Work(Part):
-    """Drafting and verification of all steps of the cell, by the server's counters."""
-
-    steps_by_gamma: list[int] = Field(description="Entry k: steps in which k drafts were drawn for each sequence.")
-    gamma_mean: float | None = Field(description="Mean drafts drawn for each sequence; null without steps.")
-    budget_sum: int = Field(description="Draft rows that steps might verify, summed: K, where drafts waited.")
-    budget_per_step: float | None = Field(description="K of a step on average; null without steps.")
-    drafted: int = Field(description="Drafts that waited for verification, of all rounds.")
-    admitted: int = Field(description="Of those, drafts that were verified.")
-    accepted: int = Field(description="Of those, drafts that stood.")
-    rollback_tokens: int = Field(description="Draft rows verified and not accepted: what was rolled back.")
-    zero_budget_steps: int = Field(description="Steps in which drafts waited and none was verified.")
-    explored_steps: int = Field(description="Steps that drafted or verified more than seemed to pay, to learn.")
-    predicted_steps: int = Field(description="Steps whose time the hardware profile predicted.")
-    predicted_ms: float | None = Field(description="Predicted time of those steps, mean; null without any.")
-    measured_ms: float | None = Field(description="Their time as it was, mean.")
-    error_ms: float | None = Field(description="Mean of |predicted - measured|.")
-    fallback: str = Field(
-        description="Why dynamic ran as a fixed draft length at the end of a cell; empty where it did not."
-    )
 
 
 class Series(Part):
@@ -180,11 +111,15 @@ class Figures(Part):
         description="Requests that failed before the cell, by gRPC code: those that report their rounds, and warm-up."
     )
     failure_texts: dict[str, str] = Field(description="By gRPC code, what the server said of the first of all these.")
+    finishes: dict[str, int] = Field(
+        description="Requests that finished, by the reason: LENGTH, CONSTRAINT and others."
+    )
     rates: Rates
     latencies: Latencies
     decode_passes: int = Field(description="Passes of the target after the prompt's last chunk, over all requests.")
     tokens_per_pass: float | None = Field(description="Tokens they committed / decode passes; null without any.")
     drafts: Drafts
+    origins: Origins
     work: Work
     time_per_token: TimeSplit | None = Field(description="null where the server emitted nothing.")
     steps: int
@@ -200,8 +135,9 @@ class Figures(Part):
 
 
 class Agreement(Part):
-    """Outputs beside what was recorded before anything was measured: greedy, decoded plainly. Default numerics round
-    differently in another batch, and a request that has left its recording has no oracle drafts any more."""
+    """Outputs beside what was recorded before anything was measured: decoded plainly, with the seeds of a cell's first
+    requests. Default numerics round differently in another batch, and a request that has left its recording has no
+    oracle drafts any more."""
 
     compared: int = Field(description="Requests that finished.")
     identical: int = Field(description="Of those, requests whose output is the recorded one.")
@@ -218,6 +154,11 @@ class LoadName(Part):
     acceptance: float | None = Field(
         description="Oracle drafts: with which probability they stand, on average; null where the checkpoint's own "
         "drafter drafts."
+    )
+    variant: str | None = Field(
+        description="What requests bring beside their prompts, where that is measured: with (prediction and "
+        "constraint, where prompts have any) or without, and +ngram where drafts are looked up in prompt and output "
+        "too. null: with, and nothing else was measured."
     )
 
 
@@ -344,14 +285,20 @@ class Identity(Part):
 class Plan(Part):
     """What was asked for."""
 
-    workload: str = Field(description="code, random, or the name of a file.")
+    workload: str = Field(description="code, random, code-edit, json-schema, chat, or the name of a file.")
     prompts: int
+    predictions: int = Field(description="Prompts that bring a prediction.")
+    edit_every: int | None = Field(
+        description="Predictions are what was recorded with an edit behind every so many tokens on average, 0 for "
+        "none; null where they are not made of that."
+    )
+    constraints: int = Field(description="Prompts that bring a JSON Schema for their output.")
     prompt_tokens: Spread = Field(description="Tokens per prompt, of all prompts of the workload.")
     prompt_tokens_cut: int | None = Field(description="Longest prompt kept; longer ones were cut.")
     max_tokens: int
     ignore_eos: bool
     temperature: float
-    seed: int = Field(description="Of arrivals, random prompts and sampling; request i samples with seed + i.")
+    seed: int = Field(description="Of arrivals, random prompts, edits and sampling; request i samples with seed + i.")
     policies: list[str]
     loads: list[LoadName]
     requests: int = Field(description="Per cell at most; the same prompts in all of them, from the first on.")

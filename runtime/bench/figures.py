@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise
 
-from runtime.bench import document
+from runtime.bench import document, drafting
 from runtime.bench.completion import Completion
-from runtime.bench.counters import MemoryUse, PlanCounts, PlanMoment, ServerCounts, peak
+from runtime.bench.counters import DraftCounts, MemoryUse, PlanCounts, PlanMoment, ServerCounts, peak
 from runtime.bench.lengths import RoundCounts, count_rounds
 from runtime.bench.load import Slot
 from runtime.bench.percentiles import percentile
@@ -97,6 +97,7 @@ def figures_of(runs: Sequence[CellRun], limits: document.Limits) -> document.Fig
         failures=_failures(records),
         failures_before=_failures(before),
         failure_texts=_failure_texts([*records, *before]),
+        finishes=dict(sorted(Counter(record.completion.finish for record in done).items())),
         rates=document.Rates(
             tokens_per_s=num_tokens / elapsed_s,
             requests_per_s=len(done) / elapsed_s,
@@ -105,11 +106,12 @@ def figures_of(runs: Sequence[CellRun], limits: document.Limits) -> document.Fig
         latencies=_latencies(done),
         decode_passes=passes,
         tokens_per_pass=(num_tokens - len(done)) / passes if passes else None,
-        drafts=document.Drafts(
+        drafts=drafting.Drafts(
             drafted=list(counts.drafted_by_position),
             admitted=list(counts.admitted_by_position),
             accepted=list(counts.accepted_by_position),
         ),
+        origins=_origins(done),
         work=_work(runs, counts),
         time_per_token=_time_split(counts),
         steps=counts.steps,
@@ -184,12 +186,30 @@ def _latencies(done: Sequence[Record]) -> document.Latencies:
     )
 
 
-def _work(runs: Sequence[CellRun], counts: ServerCounts) -> document.Work:
+def _origins(done: Sequence[Record]) -> drafting.Origins:
+    sums = sum((record.completion.drafts for record in done), DraftCounts())
+    predicted = drafting.DraftUse(
+        drafted=sums.predicted_drafted, admitted=sums.predicted_admitted, accepted=sums.predicted_accepted
+    )
+    ngram = drafting.DraftUse(drafted=sums.ngram_drafted, admitted=sums.ngram_admitted, accepted=sums.ngram_accepted)
+    return drafting.Origins(
+        drafter=drafting.DraftUse(
+            drafted=sums.drafted - predicted.drafted - ngram.drafted,
+            admitted=sums.admitted - predicted.admitted - ngram.admitted,
+            accepted=sums.accepted - predicted.accepted - ngram.accepted,
+        ),
+        prediction=predicted,
+        ngram=ngram,
+        forbidden=sums.forbidden,
+    )
+
+
+def _work(runs: Sequence[CellRun], counts: ServerCounts) -> drafting.Work:
     """counts: those of the runs together."""
     plans = sum((run.plans for run in runs), NOTHING_PLANNED)
     steps, predicted = sum(plans.steps_by_gamma), plans.predicted_steps
     drawn = sum(gamma * number for gamma, number in enumerate(plans.steps_by_gamma))
-    return document.Work(
+    return drafting.Work(
         steps_by_gamma=list(plans.steps_by_gamma),
         gamma_mean=drawn / steps if steps else None,
         budget_sum=plans.budget_sum,
@@ -218,7 +238,7 @@ def series_of(moments: Sequence[PlanMoment]) -> document.Series:
     )
 
 
-def lengths_of(runs: Sequence[CellRun]) -> document.Lengths | None:
+def lengths_of(runs: Sequence[CellRun]) -> drafting.Lengths | None:
     """Of the readings of repeats of one policy and one load; None where none are among them, and where the policy has
     no one length."""
     gamma = runs[0].slot.policy.num_drafts
@@ -230,8 +250,8 @@ def lengths_of(runs: Sequence[CellRun]) -> document.Lengths | None:
     return _lengths_part(count_rounds(((one.completion, one.max_tokens) for one in readings), gamma))
 
 
-def _lengths_part(counts: RoundCounts) -> document.Lengths:
-    return document.Lengths(
+def _lengths_part(counts: RoundCounts) -> drafting.Lengths:
+    return drafting.Lengths(
         gamma=counts.gamma,
         decode_passes=counts.passes,
         tokens_per_pass=_float(counts.tokens_per_pass),

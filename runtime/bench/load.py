@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from configs.load import SettingsError
+from runtime.bench.extras import Variant
 
 MAX_CONCURRENCY = 4096
 MAX_RATE = 10_000.0
@@ -25,29 +26,33 @@ class Closed:
     """A fixed number of clients, each of which sends its next request when the last one has ended.
 
     acceptance: with which probability an oracle's drafts stand; None leaves drafting to the checkpoint's drafter.
+    variant: what requests bring beside their prompts; None is all that those have, where nothing else is measured.
     """
 
     concurrency: int
     acceptance: float | None = None
+    variant: Variant | None = None
 
     def __str__(self) -> str:
-        return f"{self.concurrency} at a time{_oracle(self.acceptance)}"
+        return f"{self.concurrency} at a time{_kind(self.acceptance, self.variant)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Requests arrive by themselves, `rate` a second on average, however long the earlier ones take. acceptance: as in
-    Closed."""
+    """Requests arrive by themselves, `rate` a second on average, however long the earlier ones take. acceptance,
+    variant: as in Closed."""
 
     rate: float
     acceptance: float | None = None
+    variant: Variant | None = None
 
     def __str__(self) -> str:
-        return f"{self.rate:g}/s{_oracle(self.acceptance)}"
+        return f"{self.rate:g}/s{_kind(self.acceptance, self.variant)}"
 
 
-def _oracle(acceptance: float | None) -> str:
-    return "" if acceptance is None else f", α={acceptance:g}"
+def _kind(acceptance: float | None, variant: Variant | None) -> str:
+    oracle = "" if acceptance is None else f", α={acceptance:g}"
+    return oracle if variant is None else f"{oracle}, {variant}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +61,14 @@ class Share:
 
     share: float
     acceptance: float | None = None
+    variant: Variant | None = None
 
     def __str__(self) -> str:
-        return f"{self.share:g}x{_oracle(self.acceptance)}"
+        return f"{self.share:g}x{_kind(self.acceptance, self.variant)}"
 
     def of(self, rate: float) -> Open:
         """The rate to three digits: more would say that it is known better than it is."""
-        return Open(float(f"{self.share * rate:.3g}"), self.acceptance)
+        return Open(float(f"{self.share * rate:.3g}"), self.acceptance, self.variant)
 
 
 Load = Closed | Open

@@ -15,6 +15,7 @@ from runtime.bench.canvas import (
     PANEL_WIDTH,
     STYLE,
     Picture,
+    by_kind,
     colours_of,
     loads_of,
     offset,
@@ -42,8 +43,8 @@ def _pictures(groups: Sequence[Group], cells: Sequence[Cell]) -> Iterator[Pictur
     yield from speed_pictures(groups)
     if not groups:
         return
-    for acceptance in dict.fromkeys(group.load.acceptance for group in groups):
-        yield _latencies([group for group in groups if group.load.acceptance == acceptance], acceptance)
+    for what, shown in by_kind(groups).items():
+        yield _latencies(shown, what)
     if any(map(_drafts, groups)):
         yield Picture(
             title="Acceptance by position",
@@ -66,7 +67,7 @@ def _pictures(groups: Sequence[Group], cells: Sequence[Cell]) -> Iterator[Pictur
     yield _time_split(groups)
 
 
-def _latencies(groups: Sequence[Group], acceptance: float | None) -> Picture:
+def _latencies(groups: Sequence[Group], what: str) -> Picture:
     panels: tuple[tuple[str, Callable[[Figures], Spread]], ...] = (
         ("first token", lambda figures: figures.latencies.first_token_ms),
         ("gap between tokens", lambda figures: figures.latencies.token_gap_ms),
@@ -89,8 +90,7 @@ def _latencies(groups: Sequence[Group], acceptance: float | None) -> Picture:
         axes.set(title=title, xlabel="at a time, or per second", ylabel="ms", ylim=(0, None))
         axes.set_xticks(range(len(loads)), [load.partition(",")[0].removesuffix(" at a time") for load in loads])
     axes.legend()
-    drafts = "" if acceptance is None else f", oracle drafts, α={acceptance:g}"
-    return Picture(title=f"Latencies{drafts}", caption="Dot: median. Bar: 90 %. Triangle: 99 %.", svg=svg_text(canvas))
+    return Picture(title=f"Latencies{what}", caption="Dot: median. Bar: 90 %. Triangle: 99 %.", svg=svg_text(canvas))
 
 
 def _per_load(groups: Sequence[Group], draw: Callable[[Axes, Sequence[Group], dict[str, str]], None]) -> str:

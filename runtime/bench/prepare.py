@@ -15,7 +15,17 @@ from runtime.bench.load import OWN, Policy, Share
 from runtime.bench.machine import machine
 from runtime.bench.prompts import Prompts, plain_vocabulary, prompts_for
 from runtime.bench.report import load_name
-from runtime.bench.workload import RANDOM_PROMPT_TOKENS, Prompt, WorkloadError, heldout, random_prompts, read_prompts
+from runtime.bench.workload import (
+    RANDOM_PROMPT_TOKENS,
+    Prompt,
+    WorkloadError,
+    constrained,
+    conversations,
+    heldout,
+    heldout_texts,
+    random_prompts,
+    read_prompts,
+)
 
 if TYPE_CHECKING:
     from outrider.v1 import operator_pb2
@@ -38,7 +48,15 @@ def read_workload(asked: Asked) -> list[Prompt] | None:
     """The prompts, before there is a server; None where they are drawn from its vocabulary. Raises WorkloadError."""
     if asked.prompts is not None:
         return read_prompts(asked.prompts)
-    return heldout() if asked.workload == "code" else None
+    match asked.workload:
+        case "code" | "code-edit":
+            return heldout()
+        case "json-schema":
+            return constrained(heldout())
+        case "chat":
+            return conversations(heldout_texts())
+        case "random":
+            return None
 
 
 async def prepare(client: OutriderClient, asked: Asked, workload: list[Prompt] | None) -> Prepared:
@@ -64,7 +82,25 @@ async def prepare(client: OutriderClient, asked: Asked, workload: list[Prompt] |
         longest=asked.prompt_tokens,
         max_tokens=asked.max_tokens,
     )
+    _check_extras(asked, prompts)
     return Prepared(prompts=prompts, identity=_identity(asked, status))
+
+
+def _check_extras(asked: Asked, prompts: Prompts) -> None:
+    """Raises WorkloadError where cells would send the same as others, and what an oracle does not go with."""
+    has_predictions = bool(prompts.predictions) or asked.edit_every is not None
+    if not (has_predictions or prompts.json_schemas) and len({one.ngram for one in asked.variants}) < len(
+        asked.variants
+    ):
+        raise WorkloadError(
+            "--variant: no prompt brings a prediction or a constraint that could be left out; take --workload "
+            "code-edit or json-schema, or prompts that do"
+        )
+    if has_predictions and any(load.acceptance is not None for load in asked.loads):
+        raise WorkloadError(
+            f"--prompts: some bring predictions, which go without an oracle's drafts; give --acceptance {OWN} alone, "
+            "or leave them out"
+        )
 
 
 def _check_policy(policy: Policy, status: operator_pb2.GetStatusResponse) -> None:
@@ -101,6 +137,9 @@ def plan_of(asked: Asked, prompts: Prompts) -> document.Plan:
     return document.Plan(
         workload=asked.workload if asked.prompts is None else asked.prompts.name,
         prompts=len(prompts.ids),
+        predictions=len(prompts.predictions if asked.edit_every is None else prompts.ids),
+        edit_every=asked.edit_every,
+        constraints=len(prompts.json_schemas),
         prompt_tokens=spread(map(len, prompts.ids)),
         prompt_tokens_cut=asked.prompt_tokens,
         max_tokens=asked.max_tokens,

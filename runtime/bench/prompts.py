@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from runtime.bench.completion import chat_of
+from runtime.bench.extras import Conversation, Extras, Variant
 from runtime.bench.workload import Prompt, WorkloadError
 
 if TYPE_CHECKING:
@@ -16,10 +18,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """Ids and longest completion of each prompt, in order."""
+    """Ids and longest completion of each prompt, in order. conversations, predictions, json_schemas: those of some, by
+    number; a conversation is sent as it is, and its ids are what the server makes of it."""
 
     ids: tuple[tuple[int, ...], ...]
     max_tokens: tuple[int, ...]
+    conversations: Mapping[int, Conversation] = field(default_factory=dict)
+    predictions: Mapping[int, str | tuple[int, ...]] = field(default_factory=dict)
+    json_schemas: Mapping[int, str] = field(default_factory=dict)
+
+    def content(self, number: int) -> Conversation | tuple[int, ...]:
+        """What is sent as a prompt."""
+        return self.conversations.get(number, self.ids[number])
+
+    def extras(self, number: int, variant: Variant) -> Extras:
+        """What is sent beside it."""
+        if not variant.brings:
+            return Extras(ngram=variant.ngram)
+        return Extras(
+            prediction=self.predictions.get(number, ()),
+            json_schema=self.json_schemas.get(number, ""),
+            ngram=variant.ngram,
+        )
 
 
 async def prompts_for(
@@ -32,18 +52,21 @@ async def prompts_for(
 ) -> Prompts:
     """Texts become ids once, before anything is measured: what tokenising costs is in no figure.
 
-    longest: tokens kept of a prompt, from its start. max_tokens: of prompts that name none. Raises WorkloadError for
-    prompts that the model cannot take.
+    longest: tokens kept of a prompt, from its start; a conversation is not cut. max_tokens: of prompts that name none.
+    Raises WorkloadError for prompts that the model cannot take.
     """
-    ids = []
-    for prompt in prompts:
-        found = await client.tokenize(prompt.content) if isinstance(prompt.content, str) else prompt.content
-        ids.append(tuple(found[:longest]))
+    found = [await _ids(client, prompt) for prompt in prompts]
+    ids = [one[:longest] for one in found]
     limits = tuple(max_tokens if prompt.max_tokens is None else prompt.max_tokens for prompt in prompts)
-    for number, (prompt, one, limit) in enumerate(zip(prompts, ids, limits, strict=True), 1):
+    for number, (prompt, whole, one, limit) in enumerate(zip(prompts, found, ids, limits, strict=True), 1):
         where = prompt.where or f"prompt {number}"
         if not one:
             raise WorkloadError(f"{where}: has no tokens; give it some text")
+        if isinstance(prompt.content, Conversation) and len(one) < len(whole):
+            raise WorkloadError(
+                f"{where}: a conversation of {len(whole)} tokens, which --prompt-tokens {longest} does not cut; "
+                "shorten it, or leave --prompt-tokens out"
+            )
         if max(one) >= model.vocab_size:
             raise WorkloadError(
                 f"{where}: id {max(one)} is past the vocabulary of {model.vocab_size} ids; give ids below it"
@@ -53,7 +76,24 @@ async def prompts_for(
                 f"{where}: {len(one)} tokens and {limit} more are past the context of {model.context_length}; "
                 "cut prompts with --prompt-tokens or lower --max-tokens (or the max_tokens of its line)"
             )
-    return Prompts(ids=tuple(ids), max_tokens=limits)
+    numbered = list(enumerate(prompts))
+    return Prompts(
+        ids=tuple(ids),
+        max_tokens=limits,
+        conversations={i: prompt.content for i, prompt in numbered if isinstance(prompt.content, Conversation)},
+        predictions={i: prompt.prediction for i, prompt in numbered if prompt.prediction},
+        json_schemas={i: prompt.json_schema for i, prompt in numbered if prompt.json_schema},
+    )
+
+
+async def _ids(client: OutriderClient, prompt: Prompt) -> tuple[int, ...]:
+    match prompt.content:
+        case str():
+            return tuple(await client.tokenize(prompt.content))
+        case Conversation():
+            return tuple(await client.tokenize_chat(chat_of(prompt.content)))
+        case _:
+            return prompt.content
 
 
 def plain_vocabulary(tokenizer: Tokenizer, model: inference_pb2.GetModelResponse) -> list[int]:

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """outputs: greedy, of each prompt, decoded plainly. requests_per_s: how fast they were."""
+    """outputs: of each prompt, decoded plainly. requests_per_s: how fast they were."""
 
     outputs: tuple[tuple[int, ...], ...]
     requests_per_s: float

@@ -6,22 +6,27 @@ from collections.abc import Sequence
 
 from runtime.bench import document
 from runtime.bench.comparison import Difference, PolicyRun, differences, num_compared
+from runtime.bench.extras import parse_variants
 from runtime.bench.figures import CellRun, figures_of, lengths_of, series_of
 from runtime.bench.load import Closed, Load, Open, Policy
 from runtime.bench.verdict import verdict_of
 
 
 def load_name(load: Load) -> document.LoadName:
-    if isinstance(load, Closed):
-        return document.LoadName(concurrency=load.concurrency, rate=None, acceptance=load.acceptance)
-    return document.LoadName(concurrency=None, rate=load.rate, acceptance=load.acceptance)
+    return document.LoadName(
+        concurrency=load.concurrency if isinstance(load, Closed) else None,
+        rate=load.rate if isinstance(load, Open) else None,
+        acceptance=load.acceptance,
+        variant=None if load.variant is None else str(load.variant),
+    )
 
 
 def load_of(name: document.LoadName) -> Load:
+    variant = None if name.variant is None else parse_variants([name.variant])[0]
     if name.rate is not None:
-        return Open(name.rate, name.acceptance)
+        return Open(name.rate, name.acceptance, variant)
     assert name.concurrency is not None, "a load of neither kind"
-    return Closed(name.concurrency, name.acceptance)
+    return Closed(name.concurrency, name.acceptance, variant)
 
 
 def load_text(name: document.LoadName) -> str:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 from runtime.bench.asked import Asked
 from runtime.bench.borrowed_policy import BorrowedPolicy
-from runtime.bench.completion import Clock, attempt, generate_request
+from runtime.bench.completion import Clock, attempt
 from runtime.bench.condition import is_unbroken, when_serving
 from runtime.bench.counters import MemoryUse, PlanCounts, PlanMoment, ServerCounts
 from runtime.bench.errors import BenchError, PolicyRefused
 from runtime.bench.figures import CellRun, Record
 from runtime.bench.generator import Send, closed_loop, open_loop
-from runtime.bench.load import Closed, Policy, Slot, poisson_arrivals
+from runtime.bench.load import Closed, Load, Policy, Slot, poisson_arrivals
 from runtime.bench.prompts import Prompts
 from runtime.bench.recording import Recording
-from workers.plan import OracleDrafts
+from runtime.bench.requests import cell_request, recorded_request, with_edits
 
 if TYPE_CHECKING:
-    from outrider.v1 import operator_pb2
+    from outrider.v1 import inference_pb2, operator_pb2
     from runtime.front.client import OutriderClient
 
 SAMPLE_S = 0.1
@@ -101,6 +101,7 @@ class Session:
         try:
             if self.asked.records:
                 self._recording = await self._record()
+                self._prompts = with_edits(self.asked, self._prompts, self._recording)
                 self.asked = self.asked.at_rate(self._recording.requests_per_s)
             await self._run_cells()
         finally:
@@ -131,7 +132,7 @@ class Session:
         await when_serving(self._client, self._clock)
         await self._policy.switch(Policy(None))
         began_s, number = self._clock(), len(self._prompts.ids)
-        send = self._sender(None, report_rounds=False)
+        send = self._sender(lambda number: recorded_request(self.asked, self._prompts, number))
         with _first_refusal():
             records = await closed_loop(send, number, self.asked.recording_concurrency, self._clock)
         elapsed_s = self._clock() - began_s
@@ -230,12 +231,12 @@ class Session:
             return []
         concurrency = slot.load.concurrency if isinstance(slot.load, Closed) else number
         with _first_refusal():
-            send = self._sender(slot.load.acceptance, report_rounds=False)
+            send = self._cell_sender(slot.load, report_rounds=False)
             return await closed_loop(send, number, concurrency, self._clock)
 
     async def _offer(self, slot: Slot, *, report_rounds: bool) -> list[Record]:
         number = self.asked.requests_of(slot.load)
-        send = self._sender(slot.load.acceptance, report_rounds=report_rounds)
+        send = self._cell_sender(slot.load, report_rounds=report_rounds)
         with _first_refusal():
             if isinstance(slot.load, Closed):
                 return await closed_loop(send, number, slot.load.concurrency, self._clock)
@@ -243,35 +244,22 @@ class Session:
             arrivals = poisson_arrivals(slot.load.rate, number, self.asked.seed + slot.repeat)
             return await open_loop(send, arrivals, self._clock)
 
-    def _sender(self, acceptance: float | None, *, report_rounds: bool) -> Send[Record]:
-        """acceptance: of an oracle's drafts; None leaves drafting to the server."""
-        asked = self.asked
+    def _cell_sender(self, load: Load, *, report_rounds: bool) -> Send[Record]:
+        def request_of(number: int) -> inference_pb2.GenerateRequest:
+            return cell_request(self.asked, self._prompts, number, load, self._recording, report_rounds=report_rounds)
 
+        return self._sender(request_of)
+
+    def _sender(self, request_of: Callable[[int], inference_pb2.GenerateRequest]) -> Send[Record]:
         async def send(number: int, due_s: float) -> Record:
             prompt = number % len(self._prompts.ids)
-            max_tokens = self._prompts.max_tokens[prompt]
-            request = generate_request(
-                self._prompts.ids[prompt],
-                max_tokens,
-                report_rounds=report_rounds,
-                temperature=asked.temperature,
-                seed=asked.seed + number,
-                ignore_eos=asked.ignore_eos,
-                oracle=self._oracle(prompt, acceptance),
-            )
-            completion, _ = await attempt(self._client, request, self._clock)
+            completion, _ = await attempt(self._client, request_of(number), self._clock)
             if completion.failure == "INVALID_ARGUMENT":
                 raise BenchError(f"the server refuses prompt {prompt + 1} as malformed: {completion.failure_text}")
             self._note_request()
-            return Record(due_s=due_s, max_tokens=max_tokens, completion=completion)
+            return Record(due_s=due_s, max_tokens=self._prompts.max_tokens[prompt], completion=completion)
 
         return send
-
-    def _oracle(self, prompt: int, acceptance: float | None) -> OracleDrafts | None:
-        if acceptance is None:
-            return None
-        assert self._recording is not None, "nothing was recorded"
-        return OracleDrafts(continuation=self._recording.outputs[prompt], acceptance=acceptance)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from runtime.bench.canvas import MAX_PANELS, PANEL_HEIGHT, PANEL_WIDTH, Picture, colours_of, svg_text
+from runtime.bench.canvas import MAX_PANELS, PANEL_HEIGHT, PANEL_WIDTH, Picture, by_kind, colours_of, svg_text
 from runtime.bench.crossovers import crossovers, fastest
 from runtime.bench.document import Cell, Group
 from runtime.bench.report import load_text
@@ -31,13 +31,11 @@ def speed_pictures(groups: Sequence[Group]) -> Iterator[Picture]:
 
 
 def _speed(groups: Sequence[Group], axis: str, place: Place) -> Picture:
-    """A row for each acceptance: speeds as they are, and beside those of the first policy."""
-    acceptances = list(dict.fromkeys(group.load.acceptance for group in groups))
-    canvas = Canvas(figsize=(3 * PANEL_WIDTH, len(acceptances) * PANEL_HEIGHT), layout="constrained")
-    rows = canvas.subplots(len(acceptances), 2, squeeze=False)
-    for (left, right), acceptance in zip(rows, acceptances, strict=True):
-        shown = [group for group in groups if group.load.acceptance == acceptance]
-        what = "" if acceptance is None else f", oracle drafts, α={acceptance:g}"
+    """A row for each kind of requests: speeds as they are, and beside those of the first policy."""
+    kinds = by_kind(groups)
+    canvas = Canvas(figsize=(3 * PANEL_WIDTH, len(kinds) * PANEL_HEIGHT), layout="constrained")
+    rows = canvas.subplots(len(kinds), 2, squeeze=False)
+    for (left, right), (what, shown) in zip(rows, kinds.items(), strict=True):
         _speed_panel(left, shown, place, relative=False)
         _speed_panel(right, shown, place, relative=True)
         left.set(xlabel=axis, ylabel="tokens/s", ylim=(0, None), title=f"tokens per second{what}")

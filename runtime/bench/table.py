@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 
 from runtime.bench.comparison import Difference
-from runtime.bench.document import Comparison, Group, Lengths, Limits, Report, Spread
+from runtime.bench.document import Comparison, Group, Limits, Report, Spread
+from runtime.bench.drafting import Lengths
 from runtime.bench.report import load_text
 
 MAX_DIFFERENCES = 5

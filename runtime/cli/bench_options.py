@@ -43,7 +43,11 @@ Launcher = Annotated[
 ]
 Prompts = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help='JSONL instead of a workload: {"prompt": text} or {"token_ids": [...]} a line.'),
+    typer.Option(
+        metavar="FILE",
+        help='JSONL instead of a workload: {"prompt": text}, {"token_ids": \\[...]} or {"messages": \\[...]} a line, '
+        'with "max_tokens", "prediction" and "json_schema" where it has them.',
+    ),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")]
 HtmlFile = Annotated[

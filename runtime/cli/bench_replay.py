@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -31,7 +31,7 @@ from runtime.cli.bench_options import (
     own_settings,
 )
 from runtime.cli.bench_run import bench_run
-from runtime.cli.console import guarded, run
+from runtime.cli.console import EXIT_USAGE, fail, guarded, run
 from runtime.cli.options import UINT32_MAX
 
 POLICIES = ["off,fixed:1,fixed:2,fixed:3,fixed:4,fixed:5,dynamic"]
@@ -49,6 +49,9 @@ def replay(
     config: Config = None,
     assignments: Assignments = None,
     launcher: Launcher = None,
+    workload: Annotated[
+        Literal["code", "json-schema", "chat"], typer.Option(help="As for bench; what code-edit asks, bench measures.")
+    ] = "code",
     prompts: Prompts = None,
     max_tokens: Annotated[
         int | None,
@@ -110,6 +113,8 @@ def replay(
     passes are still made and paid for, and verification is the real one. Ctrl-C keeps the cells that are done.
     """
     check_server(address, checkpoint, config, assignments, launcher)
+    if prompts is not None and workload != "code":
+        fail("--prompts takes the place of --workload; give one of them", EXIT_USAGE)
     with guarded():
         from runtime.bench.document import Limits
 
@@ -124,7 +129,7 @@ def replay(
             settings = own_settings(config, assignments or [], flags, policies, oracle=oracle)
         asked = Asked(
             settings=settings,
-            workload="code",
+            workload=workload,
             prompts=prompts,
             tokenizer=None,
             prompt_tokens=None,

@@ -216,12 +216,19 @@ class _CellProgress:
 
 
 def _show(report: Report) -> None:
+    from runtime.bench.origin_table import origin_lines, origin_table
     from runtime.bench.table import comparison_lines, cost_table, remarks, speed_table, work_table
     from runtime.bench.verdict_table import verdict_lines, verdict_table
 
     if not report.complete:
         OUT.print(f"ended early: {len(report.cells)} of {report.cells_planned} cells were measured")
-    for table in (speed_table(report), cost_table(report), work_table(report), verdict_table(report.verdict)):
+    for table in (
+        speed_table(report),
+        cost_table(report),
+        work_table(report),
+        origin_table(report),
+        verdict_table(report.verdict),
+    ):
         if not table.row_count:
             continue
         left_out: list[str] = []
@@ -235,7 +242,7 @@ def _show(report: Report) -> None:
         OUT.print()
     dtype = report.identity.model.dtype
     compared = (line for one in report.comparisons for line in comparison_lines(one, dtype))
-    for line in [*remarks(report), *compared, *verdict_lines(report.verdict)]:
+    for line in [*remarks(report), *origin_lines(report), *compared, *verdict_lines(report.verdict)]:
         OUT.print(escape(line), soft_wrap=True)
 
 

@@ -1,13 +1,17 @@
-"""What several commands accept on their command lines: addresses, seconds, numbers as messages hold them, text.
+"""What several commands accept on their command lines: addresses, seconds, numbers as messages hold them, text; and how
+one takes many flags.
 
 Refuses what no message can carry before anyone is asked. Knows no messages and no server.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 import os
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -95,3 +99,33 @@ def text_of_stdin() -> str:
         return typer.get_binary_stream("stdin").read().decode()
     except UnicodeDecodeError as error:
         fail(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}", EXIT_USAGE)
+
+
+def with_flags(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that has a parameter `flags`, a value of a dataclass: each field of it is a flag of the command.
+
+    kind: the dataclass; its annotations carry what typer is to know of the flags, as those of a parameter do.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    fields = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
+        for one in dataclasses.fields(kind)
+    ]
+
+    def expand(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            flags = kind(**{field.name: given.pop(field.name) for field in fields})
+            command(**given, flags=flags)
+
+        own = [
+            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for one in inspect.signature(command, eval_str=True).parameters.values()
+            if one.name != "flags"
+        ]
+        parameters = [*own, *fields]
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what `inspect` looks for
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return expand

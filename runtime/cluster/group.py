@@ -20,6 +20,7 @@ from runtime.cluster.inquest import Inquest
 from workers import wire
 from workers.client import WorkerClient
 from workers.deadline import running_alarm
+from workers.demands import Constraint
 from workers.plan import RankReport, RanksDisagree, StepPlan, StepResult, StepTimeout
 
 
@@ -71,6 +72,13 @@ class GroupLink:
     async def check_integrity(self) -> list[list[str]]:
         """Violated invariants of every rank's pools, in rank order. Raises WorkerLost when a rank cannot say."""
         return await asyncio.gather(*(client.check_integrity() for client in self._clients))
+
+    async def prepare(self, constraint: Constraint) -> str:
+        """Has the ranks that decide, one per data-parallel rank, make a constraint ready, beside the steps. Returns why
+        it cannot be followed, "" where it can. Raises WorkerError when a rank cannot say."""
+        deciding = [client for rank, client in enumerate(self._clients) if self._mesh.leads(rank)]
+        problems = await asyncio.gather(*(client.prepare(constraint) for client in deciding))
+        return next(filter(None, problems), "")
 
     def _be_late(self, plan: StepPlan, calls: Sequence[asyncio.Task[RankReport]]) -> None:
         error = StepTimeout(f"step {plan.step_id} has no result after {self._step_timeout_s:g} s")

@@ -21,6 +21,9 @@ REQUEST_BYTES_PER_TOKEN = 16
 
 MAX_CHAT_MESSAGES = 4096
 
+LOGPROBS_LIMIT_BYTES = STOCK_LIMIT_BYTES // 2
+"""Log-probabilities in one frame that no reader's pace bounds; the rest is for text, ids, and what waits unread."""
+
 _REPLY_FRAMING_BYTES = 1024
 """More than a reply holds besides its ids, the special tokens that a tokenizer adds among them."""
 
@@ -58,8 +61,20 @@ def prompt_bound(max_model_len: int, longest_token_bytes: int) -> TextBound:
 
 def reply_bound(vocab_size: int) -> TextBound:
     """Texts whose ids fit one message to a stock client: there are at most as many as bytes, each a varint."""
-    id_bytes = -(-max(1, (vocab_size - 1).bit_length()) // 7)
+    id_bytes = _id_bytes(vocab_size)
     return TextBound(
         max_bytes=(STOCK_LIMIT_BYTES - _REPLY_FRAMING_BYTES) // id_bytes,
         because=f"a reply of up to as many ids of {id_bytes} bytes fits the {STOCK_LIMIT_BYTES} that clients read",
     )
+
+
+def logprobs_bytes(num_tokens: int, num_top: int, vocab_size: int) -> int:
+    """The most that log-probabilities of so many tokens take in a frame, each with `num_top` alternatives."""
+    one = 1 + _id_bytes(vocab_size) + 5  # a tag and an id, a tag and a float32
+    alternatives = num_top * (2 + one)  # a tag and a length each
+    return num_tokens * (1 + 2 + one + alternatives)
+
+
+def _id_bytes(vocab_size: int) -> int:
+    """Of the largest id as a varint."""
+    return -(-max(1, (vocab_size - 1).bit_length()) // 7)

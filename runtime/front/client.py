@@ -48,7 +48,8 @@ class OutriderClient:
     async def generate(
         self, request: inference_pb2.GenerateRequest, **options: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Frames of one request; the last carries `finish`. Closing the iterator early cancels the request.
+        """Frames of one request, of all its sequences as they come; the last of each carries `finish`. Closing the
+        iterator early cancels the request.
 
         options: as in `call`.
         """

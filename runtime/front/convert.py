@@ -1,4 +1,4 @@
-"""Wire messages to domain values and back; checks every field and applies every default. Knows no engine, no files.
+"""Wire messages to domain values; checks every field and applies every default. Knows no engine, no files.
 
 A field that is absent takes its default; a plain zero is a value. What is wrong is refused by its path in the message,
 with the remedy; what this server does not know is refused too, since dropping it would change what was asked for.
@@ -6,39 +6,32 @@ with the remedy; what this server does not know is refused too, since dropping i
 
 from __future__ import annotations
 
-import secrets
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from outrider.v1 import inference_pb2, types_pb2
-from parallel.mesh import Mesh
-from runtime.front.bounds import MAX_CHAT_MESSAGES
+from runtime.front.bounds import LOGPROBS_LIMIT_BYTES, MAX_CHAT_MESSAGES, logprobs_bytes
 from runtime.front.defaults import SamplingDefaults
 from runtime.front.errors import InvalidRequest, MissingFeature, UnknownModel
-from runtime.request import (
-    MAX_STOP_STRING_BYTES,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    Finish,
-    FinishReason,
-    Request,
-    Round,
-    SamplingParams,
-    StopParams,
-    Usage,
+from runtime.front.sampling_fields import (
+    Encode,
+    check_ids,
+    check_sampling_counts,
+    constraint_of,
+    sampling_of,
+    stop_strings_of,
+    stop_token_ids_of,
 )
-from runtime.stream.text_stream import Delta
-from workers.plan import OracleDrafts, WorkerDescription
-
-MIN_TEMPERATURE = 2.0**-20
-"""About 1e-6. Below it, logits divided by the temperature leave float32; greedy is 0."""
-MAX_TEMPERATURE = 1000.0
+from runtime.request import ReportParams, Request, SamplingParams, StopParams
+from workers.plan import OracleDrafts
 
 MAX_REQUEST_ID_CHARS = 256
+MAX_SEQUENCES = 64
+MAX_LOGPROBS = 20
 
 MAX_UNKNOWN_BYTES = 4096
 """Unknown fields beyond this many bytes are refused without looking for the first: listing them takes long."""
@@ -46,18 +39,15 @@ MAX_UNKNOWN_BYTES = 4096
 REQUEST_ID_KEY = "x-request-id"
 """Metadata key of the request id, both ways."""
 
-_FINISH_REASONS = {
-    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
-    FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
-    FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
-    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-}
+
+def _no_tokenizer(text: str) -> Sequence[int]:
+    raise InvalidRequest("sampling.bad_words", f"{text!r}: this server has no tokenizer; name ids in banned_token_ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """What requests are checked against, and what they get where they say nothing. takes_oracle: whether they may bring
-    drafts of their own."""
+    drafts of their own. takes_typical: whether they may be verified lossily. encode: of short texts."""
 
     name: str
     vocab_size: int
@@ -66,20 +56,26 @@ class ServedModel:
     default_max_tokens: int
     defaults: SamplingDefaults
     takes_oracle: bool = False
+    takes_typical: bool = False
+    encode: Encode = _no_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """A checked request before its prompt is known in tokens. max_tokens, max_drafts: None where it names none."""
+    """A checked request before its prompt and its prediction are known in tokens.
+
+    stopping: max_tokens and min_tokens as they were asked for, whatever the prompt leaves room for. whole: nothing is
+    streamed. max_drafts: None where it names none.
+    """
 
     request_id: str
     sampling: SamplingParams
-    max_tokens: int | None
-    eos_token_ids: tuple[int, ...]
-    stop_token_ids: tuple[int, ...]
-    stop_strings: tuple[str, ...]
+    stopping: StopParams
     priority: int
-    report_rounds: bool
+    report: ReportParams
+    n: int
+    whole: bool
+    looks_back: bool
     max_drafts: int | None
     oracle: OracleDrafts | None
 
@@ -111,23 +107,75 @@ def options_of(message: inference_pb2.GenerateRequest, request_id: str, model: S
         raise InvalidRequest("lora_adapter", "LoRA adapters are not served; leave it out")
     if message.HasField("model") and message.model != model.name:
         raise UnknownModel(f"model: {message.model!r} is not served here, {model.name!r} is")
-    stopping = message.stopping
-    max_tokens = stopping.max_tokens if stopping.HasField("max_tokens") else None
-    if max_tokens == 0:
-        raise InvalidRequest("stopping.max_tokens", "must be at least 1; leave it out for the server's default")
-    sampling = sampling_of(message.sampling, model)
+    stopping = _stopping_of(message.stopping, model)
+    constraint = constraint_of(message.constraint) if message.HasField("constraint") else None
+    sampling = sampling_of(
+        message.sampling,
+        vocab_size=model.vocab_size,
+        defaults=model.defaults,
+        encode=model.encode,
+        min_tokens=stopping.min_tokens,
+        ends=(*stopping.eos_token_ids, *stopping.stop_token_ids),
+        constraint=constraint,
+        takes_typical=model.takes_typical,
+    )
+    n = message.n if message.HasField("n") else 1
+    if not 1 <= n <= MAX_SEQUENCES:
+        raise InvalidRequest("n", f"{n} is not from 1 to {MAX_SEQUENCES}; send more requests for more sequences")
     return GenerateOptions(
         request_id=request_id,
         sampling=sampling,
-        max_tokens=max_tokens,
-        eos_token_ids=() if stopping.ignore_eos else model.eos_token_ids,
-        stop_token_ids=_stop_token_ids(stopping, model),
-        stop_strings=_stop_strings(stopping),
+        stopping=stopping,
         priority=message.priority,
-        report_rounds=message.report_rounds,
+        report=_report_of(message, model),
+        n=n,
+        whole=message.HasField("stream") and not message.stream,
+        looks_back=message.ngram,
         max_drafts=message.max_drafts if message.HasField("max_drafts") else None,
-        oracle=_oracle(message.oracle, sampling, model) if message.HasField("oracle") else None,
+        oracle=_oracle(message, sampling, model) if message.HasField("oracle") else None,
     )
+
+
+def _stopping_of(stopping: types_pb2.Stopping, model: ServedModel) -> StopParams:
+    """Raises InvalidRequest."""
+    most = stopping.max_tokens if stopping.HasField("max_tokens") else model.default_max_tokens
+    if not most:
+        raise InvalidRequest("stopping.max_tokens", "must be at least 1; leave it out for the server's default")
+    if stopping.min_tokens > most:
+        raise InvalidRequest(
+            "stopping.min_tokens", f"{stopping.min_tokens} is above max_tokens, {most}; lower it or raise max_tokens"
+        )
+    if stopping.HasField("time_limit_ms") and not stopping.time_limit_ms:
+        raise InvalidRequest("stopping.time_limit_ms", "is 0; leave it out for no limit")
+    return StopParams(
+        max_tokens=most,
+        eos_token_ids=() if stopping.ignore_eos else model.eos_token_ids,
+        stop_token_ids=stop_token_ids_of(stopping, model.vocab_size),
+        stop_strings=stop_strings_of(stopping),
+        min_tokens=stopping.min_tokens,
+        include_stop=stopping.include_stop,
+        time_limit_s=stopping.time_limit_ms / 1000 if stopping.HasField("time_limit_ms") else None,
+    )
+
+
+def _report_of(message: inference_pb2.GenerateRequest, model: ServedModel) -> ReportParams:
+    """Raises InvalidRequest."""
+    return ReportParams(
+        num_logprobs=_num_logprobs("logprobs", message, model),
+        num_prompt_logprobs=_num_logprobs("prompt_logprobs", message, model),
+        echo=message.echo,
+        offsets=message.report_offsets,
+        rounds=message.report_rounds,
+    )
+
+
+def _num_logprobs(name: str, message: inference_pb2.GenerateRequest, model: ServedModel) -> int | None:
+    if not message.HasField(name):
+        return None
+    number: int = getattr(message, name)
+    if number > MAX_LOGPROBS:
+        raise InvalidRequest(name, f"{number} is above {MAX_LOGPROBS}; ask for fewer alternatives")
+    return min(number, model.vocab_size)
 
 
 def check_counts(message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, model: ServedModel) -> None:
@@ -138,17 +186,9 @@ def check_counts(message: inference_pb2.GenerateRequest | inference_pb2.Tokenize
     if isinstance(message, inference_pb2.TokenizeRequest):
         return
     _check_room("token_ids", len(message.token_ids.ids), model)
-    num_recorded = len(message.oracle.continuation)
-    if num_recorded > model.max_model_len:
-        raise InvalidRequest(
-            "oracle.continuation",
-            f"{num_recorded} ids, and the context holds {model.max_model_len}; leave out the rest",
-        )
-    num_ids, num_strings = len(message.stopping.stop_token_ids), len(message.stopping.stop)
-    if num_ids > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest("stopping.stop_token_ids", f"{num_ids} ids; at most {MAX_STOP_TOKEN_IDS} are taken")
-    if num_strings > MAX_STOP_STRINGS:
-        raise InvalidRequest("stopping.stop", f"{num_strings} strings; at most {MAX_STOP_STRINGS} are taken")
+    _check_fits("oracle.continuation", len(message.oracle.continuation), model)
+    _check_fits("prediction.token_ids.ids", len(message.prediction.token_ids.ids), model)
+    check_sampling_counts(message.sampling, message.stopping)
 
 
 def _check_room(field: str, num_tokens: int, model: ServedModel) -> None:
@@ -160,40 +200,23 @@ def _check_room(field: str, num_tokens: int, model: ServedModel) -> None:
         )
 
 
-def sampling_of(message: types_pb2.Sampling, model: ServedModel) -> SamplingParams:
-    """Checked sampling with defaults. A request without a seed gets one here. Raises InvalidRequest."""
-    defaults = model.defaults
-    temperature = message.temperature if message.HasField("temperature") else defaults.temperature
-    if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
-        raise InvalidRequest(
-            "sampling.temperature", f"{temperature:g} is not 0 (greedy) and not from 1e-6 to {MAX_TEMPERATURE:g}"
-        )
-    top_k = message.top_k if message.HasField("top_k") else defaults.top_k
-    top_p = message.top_p if message.HasField("top_p") else defaults.top_p
-    if not 0 < top_p <= 1:
-        raise InvalidRequest("sampling.top_p", f"{top_p:g} is not above 0 and at most 1; 1 keeps all tokens")
-    if not 0 <= message.min_p <= 1:
-        raise InvalidRequest("sampling.min_p", f"{message.min_p:g} is not from 0 to 1; 0 keeps all tokens")
-    if message.verification not in types_pb2.Verification.values():
-        raise InvalidRequest(
-            "sampling.verification",
-            f"{message.verification} is unknown; choose {', '.join(types_pb2.Verification.keys()[1:])}",
-        )
-    has_seed = message.HasField("seed")
-    coupled = {types_pb2.VERIFICATION_STANDARD: False, types_pb2.VERIFICATION_COUPLED: True}
-    return SamplingParams(
-        temperature=abs(temperature),  # -0.0 is greedy too
-        # k of the whole vocabulary or more keeps everything, as 0 does.
-        top_k=0 if top_k >= model.vocab_size else top_k,
-        top_p=top_p,
-        min_p=abs(message.min_p),
-        seed=message.seed if has_seed else secrets.randbits(63),
-        coupled=coupled.get(message.verification, has_seed),
-    )
+def prediction_of(field: str, ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:
+    """A checked prediction. Raises InvalidRequest."""
+    _check_fits(field, len(ids), model)
+    check_ids(field, ids, model.vocab_size)
+    return tuple(ids)
 
 
-def _oracle(message: inference_pb2.Oracle, sampling: SamplingParams, model: ServedModel) -> OracleDrafts:
+def _check_fits(field: str, num_tokens: int, model: ServedModel) -> None:
+    if num_tokens > model.max_model_len:
+        raise InvalidRequest(
+            field, f"{num_tokens} ids, and the context holds {model.max_model_len}; leave out the rest"
+        )
+
+
+def _oracle(request: inference_pb2.GenerateRequest, sampling: SamplingParams, model: ServedModel) -> OracleDrafts:
     """Raises MissingFeature or InvalidRequest."""
+    message = request.oracle
     if not model.takes_oracle:
         raise MissingFeature(
             "oracle: this server's drafter takes no recordings; serve with speculation.drafter=oracle, which is for "
@@ -201,48 +224,21 @@ def _oracle(message: inference_pb2.Oracle, sampling: SamplingParams, model: Serv
         )
     if not sampling.is_greedy:
         raise InvalidRequest("oracle", "goes with greedy requests only; set sampling.temperature to 0")
+    for name in ("prediction", "ngram"):
+        if getattr(request, name) if name == "ngram" else request.HasField(name):
+            raise InvalidRequest(name, "goes without oracle, whose drafts take the place of all others; leave one out")
     if not message.continuation:
         raise InvalidRequest("oracle.continuation", "is empty; give the ids that the model answered before")
-    for index, token_id in enumerate(message.continuation):
-        if token_id >= model.vocab_size:
-            raise InvalidRequest(f"oracle.continuation[{index}]", _outside(token_id, model))
+    check_ids("oracle.continuation", message.continuation, model.vocab_size)
     if not 0 <= message.acceptance <= 1:
         raise InvalidRequest("oracle.acceptance", f"{message.acceptance:g} is not from 0 to 1; it is a probability")
     return OracleDrafts(continuation=tuple(message.continuation), acceptance=message.acceptance)
 
 
-def _stop_token_ids(stopping: types_pb2.Stopping, model: ServedModel) -> tuple[int, ...]:
-    token_ids = tuple(dict.fromkeys(stopping.stop_token_ids))
-    for index, token_id in enumerate(stopping.stop_token_ids):
-        if token_id >= model.vocab_size:
-            raise InvalidRequest(f"stopping.stop_token_ids[{index}]", _outside(token_id, model))
-    return token_ids
-
-
-def _stop_strings(stopping: types_pb2.Stopping) -> tuple[str, ...]:
-    stops = tuple(dict.fromkeys(stopping.stop))
-    for index, stop in enumerate(stopping.stop):
-        size_bytes = len(stop.encode())
-        if not stop:
-            raise InvalidRequest(f"stopping.stop[{index}]", "is empty, which every text contains; leave it out")
-        if size_bytes > MAX_STOP_STRING_BYTES:
-            raise InvalidRequest(
-                f"stopping.stop[{index}]", f"{size_bytes} bytes long; at most {MAX_STOP_STRING_BYTES} are taken"
-            )
-    return stops
-
-
-def _outside(token_id: int, model: ServedModel) -> str:
-    return f"{token_id} is outside the vocabulary; ids go from 0 to {model.vocab_size - 1}"
-
-
 def prompt_ids_of(message: inference_pb2.TokenIds, model: ServedModel) -> tuple[int, ...]:
     """Checked ids of a prompt given as such. Raises InvalidRequest."""
-    ids = tuple(message.ids)
-    if ids and max(ids) >= model.vocab_size:
-        index = next(i for i, token_id in enumerate(ids) if token_id >= model.vocab_size)
-        raise InvalidRequest(f"token_ids.ids[{index}]", _outside(ids[index], model))
-    return ids
+    check_ids("token_ids.ids", message.ids, model.vocab_size)
+    return tuple(message.ids)
 
 
 def messages_of(chat: inference_pb2.Chat) -> tuple[list[dict[str, str]], bool]:
@@ -259,32 +255,60 @@ def messages_of(chat: inference_pb2.Chat) -> tuple[list[dict[str, str]], bool]:
 
 
 def request_of(
-    options: GenerateOptions, prompt: tuple[int, ...], *, field: str, uid: int, model: ServedModel
+    options: GenerateOptions,
+    prompt: tuple[int, ...],
+    *,
+    field: str,
+    uid: int,
+    model: ServedModel,
+    prediction: tuple[int, ...] = (),
 ) -> Request:
     """The whole request. max_tokens is clipped to what the context leaves: the sequence then ends with LENGTH there.
 
-    field: the message field that the prompt came from. Raises InvalidRequest when nothing fits behind the prompt.
+    field: the message field that the prompt came from. uid: of the first of options.n sequences.
+
+    Raises InvalidRequest when nothing fits behind the prompt, or when a frame could not hold what is to be reported.
     """
     if not prompt:
         raise InvalidRequest(field, "the prompt has no tokens; give at least one")
     _check_room(field, len(prompt), model)
-    max_tokens = model.default_max_tokens if options.max_tokens is None else options.max_tokens
+    max_tokens = min(options.stopping.max_tokens, model.max_model_len - len(prompt))
+    _check_reports(options, len(prompt), max_tokens, model)
     return Request(
         uid=uid,
         request_id=options.request_id,
         prompt=prompt,
         sampling=options.sampling,
-        stopping=StopParams(
-            max_tokens=min(max_tokens, model.max_model_len - len(prompt)),
-            eos_token_ids=options.eos_token_ids,
-            stop_token_ids=options.stop_token_ids,
-            stop_strings=options.stop_strings,
+        stopping=replace(
+            options.stopping, max_tokens=max_tokens, min_tokens=min(options.stopping.min_tokens, max_tokens)
         ),
         priority=options.priority,
-        report_rounds=options.report_rounds,
+        report=options.report,
+        n=options.n,
+        prediction=prediction,
+        looks_back=options.looks_back,
         max_drafts=options.max_drafts,
         oracle=options.oracle,
     )
+
+
+def _check_reports(options: GenerateOptions, num_prompt: int, max_tokens: int, model: ServedModel) -> None:
+    """Raises InvalidRequest where a frame might grow past what clients read."""
+    report = options.report
+    size_bytes = 0
+    for field, number, num_tokens in (
+        ("prompt_logprobs", report.num_prompt_logprobs, num_prompt - 1),
+        ("logprobs", report.num_logprobs, max_tokens if options.whole else 0),
+    ):
+        if number is not None:
+            size_bytes += logprobs_bytes(num_tokens, number, model.vocab_size)
+        if size_bytes > LOGPROBS_LIMIT_BYTES:
+            raise InvalidRequest(
+                field,
+                f"{num_tokens} tokens with {number} alternatives each may take {size_bytes} bytes of one frame, and "
+                f"{LOGPROBS_LIMIT_BYTES} are left for them; ask for fewer"
+                + (", for less output, or stream it" if field == "logprobs" else ", or for a shorter prompt"),
+            )
 
 
 def refuse_unknown_fields(message: Message, path: str = "") -> None:
@@ -312,68 +336,7 @@ def _refuse_first_unknown_field(message: Message, path: str) -> None:
             f"field number {unknown[0].field_number} is not known to this server; leave it out or ask a newer one",
         )
     for field, value in message.ListFields():
-        if field.message_type is not None:
+        # A map has none: what its entries have besides key and value is dropped where they are read.
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for part in value if field.is_repeated else (value,):
                 _refuse_first_unknown_field(part, f"{path}.{field.name}" if path else field.name)
-
-
-def frame_of(delta: Delta, request_id: str) -> inference_pb2.GenerateResponse:
-    """One frame of the stream."""
-    return inference_pb2.GenerateResponse(
-        request_id=request_id,
-        text=delta.text,
-        token_ids=delta.token_ids,
-        usage=usage_message(delta.usage),
-        finish=None if delta.finish is None else finish_message(delta.finish),
-        rounds=[round_message(one) for one in delta.rounds],
-    )
-
-
-def usage_message(usage: Usage) -> types_pb2.Usage:
-    return types_pb2.Usage(
-        prompt_tokens=usage.prompt,
-        completion_tokens=usage.completion,
-        rounds=usage.rounds,
-        drafted=usage.drafted,
-        admitted=usage.admitted,
-        accepted=usage.accepted,
-        trimmed=usage.trimmed,
-        seed=usage.seed,
-    )
-
-
-def finish_message(finish: Finish) -> inference_pb2.Finish:
-    return inference_pb2.Finish(
-        reason=_FINISH_REASONS[finish.reason], stop_token_id=finish.stop_token_id, stop=finish.stop_string
-    )
-
-
-def round_message(one: Round) -> types_pb2.Round:
-    return types_pb2.Round(
-        drafted_token_ids=one.drafted,
-        accepted=one.accepted,
-        emitted_token_ids=one.emitted,
-        emitted_margins=one.margins,
-    )
-
-
-def model_message(
-    description: WorkerDescription, mesh: Mesh, name: str, version: str
-) -> inference_pb2.GetModelResponse:
-    """What is served. context_length is the longest sequence served, which may be below the checkpoint's own."""
-    return inference_pb2.GetModelResponse(
-        name=name,
-        model_type=description.model_type,
-        vocab_size=description.vocab_size,
-        context_length=description.max_model_len,
-        eos_token_ids=description.eos_token_ids,
-        dtype=description.dtype,
-        numerics=description.numerics,
-        gamma_max=description.gamma_max,
-        version=version,
-        num_parameters=description.num_parameters,
-        dp=mesh.dp,
-        tp=mesh.tp,
-        ep=mesh.ep,
-        drafter=description.drafter,
-    )

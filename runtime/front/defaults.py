@@ -8,6 +8,11 @@ from pathlib import Path
 from runtime.front.files import read_object
 from workers.plan import LoadError
 
+KINDS = {"temperature": float, "top_k": int, "top_p": float, "repetition_penalty": float}
+"""What is read."""
+MOST = 1e9
+"""Past this no number means anything here; those of JSON may be larger than a float holds, or NaN."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
@@ -16,6 +21,7 @@ class SamplingDefaults:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    repetition_penalty: float = 1.0
 
     @classmethod
     def load(cls, directory: Path) -> SamplingDefaults:
@@ -27,16 +33,18 @@ class SamplingDefaults:
         """
         path = directory / "generation_config.json"
         config = read_object(path)
-        given = {key: config[key] for key in ("temperature", "top_k", "top_p") if config.get(key) is not None}
+        given = {key: config[key] for key in KINDS if config.get(key) is not None}
         for key, value in given.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise LoadError(f"{path}: {key}: {value!r} is not a number")
-        kinds = {"temperature": float, "top_k": int, "top_p": float}
-        defaults = cls(**{key: kinds[key](value) for key, value in given.items()})
+            if not -MOST <= value <= MOST:
+                raise LoadError(f"{path}: {key}: {value!r} is out of range")
+        defaults = cls(**{key: KINDS[key](value) for key, value in given.items()})
         ranges = {
-            "temperature": 0 <= defaults.temperature < float("inf"),
+            "temperature": defaults.temperature >= 0,
             "top_k": defaults.top_k >= 0,
             "top_p": 0 < defaults.top_p <= 1,
+            "repetition_penalty": 2**-7 <= defaults.repetition_penalty <= 100,
         }
         for key, is_sound in ranges.items():
             if not is_sound:

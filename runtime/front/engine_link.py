@@ -11,7 +11,46 @@ from runtime.request import Request
 from runtime.status import Aborted, EngineStatus, IntegrityReport
 from runtime.verification.policy import Policy, PolicyState
 from runtime.verification.view import AdviceReport, ShadowView
+from workers.demands import Constraint
 from workers.plan import WorkerDescription
+
+
+class PolicyLink(Protocol):
+    """The policies in force, as an operator sees and changes them."""
+
+    @property
+    def state(self) -> PolicyState: ...
+
+    async def set(
+        self,
+        policy: Policy | None,
+        expected_revision: int | None = None,
+        *,
+        priority: int | None = None,
+        set_by: str = "",
+    ) -> PolicyState:
+        """Puts a policy in force from the next planned step on.
+
+        priority: only for requests of this priority; policy None lets them follow the others again.
+        set_by: whom the state names.
+
+        Raises StaleRevision, InvalidRequest or MissingFeature.
+        """
+        ...
+
+    def add_listener(self, listener: Callable[[PolicyState], None]) -> Callable[[], None]:
+        """Calls `listener` after each change of the policy; it must not raise. Returns what ends that."""
+        ...
+
+    def set_shadow(self, policy: Policy | None) -> ShadowView | None:
+        """Plans a second policy beside the one in force, from now on; None ends it. Raises InvalidRequest or
+        MissingFeature."""
+        ...
+
+    def advise(self, *, num_sequences: int | None = None, context: int | None = None) -> AdviceReport:
+        """What each draft length would bring now, or for another load. Raises MissingFeature without a profile or
+        anything drafted."""
+        ...
 
 
 class EngineLink(Protocol):
@@ -31,14 +70,20 @@ class EngineLink(Protocol):
         ...
 
     @property
-    def policy(self) -> PolicyState: ...
+    def policies(self) -> PolicyLink: ...
 
-    def next_uid(self) -> int:
-        """A uid that no request had before."""
+    def next_uid(self, count: int = 1) -> int:
+        """The first of `count` uids in a row that no sequence had before."""
+        ...
+
+    async def prepare(self, constraint: Constraint) -> None:
+        """Makes a constraint ready on the ranks, so that what has it enters at once. Raises InvalidRequest that says
+        why it cannot be followed, on the field `constraint.` and its kind, or Unavailable."""
         ...
 
     def submit(self, request: Request) -> None:
-        """Queues a request; its events follow. Raises an OutriderError when it is refused, and no event comes then."""
+        """Queues a request; the events of each of its sequences (`runtime.request.sequences_of`) follow under its uid.
+        Raises an OutriderError when it is refused, and no event comes then."""
         ...
 
     def abort(self, uid: int) -> None:
@@ -74,30 +119,4 @@ class EngineLink(Protocol):
 
     async def check_integrity(self) -> IntegrityReport:
         """Checks the books and has every rank check itself. Raises Unavailable when the ranks are not there."""
-        ...
-
-    async def set_policy(
-        self, policy: Policy | None, expected_revision: int | None, *, priority: int | None = None, set_by: str = ""
-    ) -> PolicyState:
-        """Puts a policy in force from the next planned step on.
-
-        priority: only for requests of this priority; policy None lets them follow the others again.
-        set_by: whom the state names.
-
-        Raises StaleRevision, InvalidRequest or MissingFeature.
-        """
-        ...
-
-    def add_policy_listener(self, listener: Callable[[PolicyState], None]) -> Callable[[], None]:
-        """Calls `listener` after each change of the policy; it must not raise. Returns what ends that."""
-        ...
-
-    def set_shadow(self, policy: Policy | None) -> ShadowView | None:
-        """Plans a second policy beside the one in force, from now on; None ends it. Raises InvalidRequest or
-        MissingFeature."""
-        ...
-
-    def advise(self, *, num_sequences: int | None = None, context: int | None = None) -> AdviceReport:
-        """What each draft length would bring now, or for another load. Raises MissingFeature without a profile or
-        anything drafted."""
         ...

@@ -1,4 +1,4 @@
-"""The front's end of the engine's queue: events in, one bounded buffer per stream out. Knows no gRPC and no requests.
+"""The front's end of the engine's queue: events in, one bounded buffer per sequence out. Knows no gRPC, no requests.
 
     deliver(events) ─▶ TextStream ─▶ buffer of uid ─▶ take() by whoever writes that stream
          │                │
@@ -22,6 +22,7 @@ from runtime.events import ErrorEvent, TokenEvent, Verdict
 from runtime.front.errors import InternalError, OutriderError, SlowReader
 from runtime.request import Finish, FinishReason, Round, Usage
 from runtime.stream.text_stream import Delta, TextStream
+from workers.demands import TokenLogprob
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +32,28 @@ holds, and a few milliseconds of delay are then less than a client can tell."""
 
 
 class OutputStream:
-    """The buffer of one request. Written by the hub, read by one writer, both on one event loop."""
+    """The buffer of one sequence. Written by the hub, read by one writer, both on one event loop.
 
-    def __init__(self, text: TextStream, *, pace: Pace, max_unread: int, whole: bool) -> None:
+    bell: rung when there is something to take. Streams with the same reader may share one.
+    """
+
+    def __init__(self, text: TextStream, *, pace: Pace, max_unread: int, whole: bool, bell: asyncio.Event) -> None:
         """max_unread: tokens that may wait. whole: hand out nothing before the end, and then all of it."""
         self._text = text
         self._pace = pace
         self._max_unread = max_unread
         self._whole = whole
-        self._ready = asyncio.Event()
+        self._bell = bell
+        self._is_ready = False
         self._taken_at_s = -math.inf
+        # Tokens of the output. Those of an echoed prompt come at once, however fast the reader is.
+        self._num_unread = 0
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._rounds: list[Round] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._offsets: list[int] = []
         self._usage = Usage(prompt=0)
         self._finish: Finish | None = None
         self._error: OutriderError | None = None
@@ -53,25 +63,41 @@ class OutputStream:
         """The end or an error has come; nothing more is taken in, though some may be unread."""
         return self._finish is not None or self._error is not None
 
+    @property
+    def is_ready(self) -> bool:
+        """`take` does not wait for anything to come."""
+        return self._is_ready
+
+    @property
+    def has_failed(self) -> bool:
+        """An error has come, and `take` raises it: nothing is unread."""
+        return self._error is not None and not self._token_ids
+
     def add(self, event: TokenEvent) -> Verdict:
         """What the engine is to make of the event. Raises SlowReader when more is unread than may be."""
         delta = self._text.take(event)
-        was_unread = bool(self._token_ids)
+        num_cut = delta.usage.trimmed - event.usage.trimmed
+        num_before = self._num_unread
+        self._num_unread += len(event.tokens) - num_cut
         self._pieces.append(delta.text)
         self._token_ids += delta.token_ids
         self._rounds += delta.rounds
+        self._logprobs += delta.logprobs
+        self._prompt_logprobs += delta.prompt_logprobs
+        self._offsets += delta.offsets
         self._usage = delta.usage
         self._finish = delta.finish
-        if self.is_over or not self._whole:
-            self._ready.set()
+        # Log-probabilities of the prompt may come before the first token; they wait for it.
+        if self.is_over or (self._token_ids and not self._whole):
+            self._ring()
         # One event, and the last one, may be of any size: neither shows that the reader is slow.
-        if was_unread and not self.is_over and not self._whole and len(self._token_ids) > self._max_unread:
+        if num_before and not self.is_over and not self._whole and self._num_unread > self._max_unread:
             raise SlowReader(
-                f"{len(self._token_ids)} tokens are unread and {self._max_unread} may be; "
+                f"{self._num_unread} tokens are unread and {self._max_unread} may be; "
                 "read faster, or ask for the whole with stream=false"
             )
         stop = delta.finish is not None and delta.finish.reason is FinishReason.STOP_STRING
-        return Verdict(uid=event.uid, stop=stop, num_cut=len(event.tokens) - len(delta.token_ids))
+        return Verdict(uid=event.uid, stop=stop, num_cut=num_cut)
 
     def fail(self, error: OutriderError) -> None:
         """Ends the stream with an error after what is unread. Does nothing to a stream that is over."""
@@ -79,15 +105,17 @@ class OutputStream:
             return
         self._error = error
         if self._whole or isinstance(error, SlowReader):
-            self._pieces, self._token_ids, self._rounds = [], [], []
-        self._ready.set()
+            self._forget()
+        self._ring()
 
     async def take(self) -> Delta:
         """All that is unread, as one delta; waits until there is something. The last one carries `finish`.
 
         Raises the error that ended the stream.
         """
-        await self._ready.wait()
+        while not self._is_ready:
+            self._bell.clear()
+            await self._bell.wait()
         if not self.is_over:
             await self._pace.keep_distance(self._taken_at_s)
         if self._error is not None and not self._token_ids:
@@ -98,12 +126,31 @@ class OutputStream:
             token_ids=tuple(self._token_ids),
             usage=self._usage,
             rounds=tuple(self._rounds),
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=tuple(self._prompt_logprobs),
+            offsets=tuple(self._offsets),
             finish=self._finish,
         )
-        self._pieces, self._token_ids, self._rounds = [], [], []
-        if self._error is None:
-            self._ready.clear()
+        self._forget()
+        self._is_ready = self._error is not None
         return delta
+
+    def _ring(self) -> None:
+        self._is_ready = True
+        self._bell.set()
+
+    def _forget(self) -> None:
+        """Nothing is unread."""
+        self._num_unread = 0
+        for unread in (
+            self._pieces,
+            self._token_ids,
+            self._rounds,
+            self._logprobs,
+            self._prompt_logprobs,
+            self._offsets,
+        ):
+            unread.clear()
 
 
 class Pace:
@@ -138,14 +185,22 @@ class StreamHub:
 
     @contextmanager
     def stream(
-        self, uid: int, text: TextStream, *, abort: Callable[[int], None], whole: bool = False
+        self,
+        uid: int,
+        text: TextStream,
+        *,
+        abort: Callable[[int], None],
+        whole: bool = False,
+        bell: asyncio.Event | None = None,
     ) -> Iterator[OutputStream]:
-        """The stream of a request, taken up before the request is submitted and dropped on leaving.
+        """The stream of a sequence, taken up before its request is submitted and dropped on leaving.
 
-        abort: called with the uid when the stream fails here and the engine is to let go of the request.
-        whole: see OutputStream.
+        abort: called with the uid when the stream fails here and the engine is to let go of the sequence.
+        whole, bell: see OutputStream; without a bell it has one of its own.
         """
-        stream = OutputStream(text, pace=self._pace, max_unread=self._max_unread, whole=whole)
+        stream = OutputStream(
+            text, pace=self._pace, max_unread=self._max_unread, whole=whole, bell=bell or asyncio.Event()
+        )
         self._streams[uid] = stream, abort
         self._pace.num_streams = len(self._streams)
         try:

@@ -13,7 +13,9 @@ from runtime.front.bounds import TextBound, prompt_bound, reply_bound
 from runtime.front.convert import REQUEST_ID_KEY, ServedModel
 from runtime.front.engine_link import EngineLink
 from runtime.front.errors import InvalidRequest, Unavailable
-from runtime.front.hub import OutputStream, StreamHub
+from runtime.front.hub import StreamHub
+from runtime.front.replies import frame_of, model_message
+from runtime.front.sequences import SequenceStreams, open_sequences
 from runtime.front.status import Context, answering
 from runtime.front.tokenizer import Tokenizer
 from runtime.request import Request
@@ -21,6 +23,9 @@ from runtime.stream.text_stream import TextStream
 
 TOKENS_SENT_KEY = "x-tokens-sent"
 """Trailing metadata: ids that went out before the end. A gateway retries an error by itself only where this is 0."""
+
+LONG_ECHO_TOKENS = 2048
+"""Prompts past this, in all sequences together, are spelled in a thread: up to a millisecond of work."""
 
 
 @dataclass(slots=True)
@@ -67,7 +72,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return True
 
     async def Generate(self, message: inference_pb2.GenerateRequest, context: Context) -> None:
-        """One frame per delta, or one in all with stream=false. Leaving early, by whatever way, aborts the request."""
+        """One frame per delta, or one per sequence with stream=false. Leaving early, by whatever way, aborts what has
+        not ended."""
         sent = _Sent()
         async with answering(context, sent.trailers):
             sent.request_id = convert.request_id_of(message, _metadata(context))
@@ -77,7 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def GetModel(
         self, message: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:
-        return convert.model_message(self._engine.description, self._engine.mesh, self._model.name, self._version)
+        return model_message(self._engine.description, self._engine.mesh, self._model.name, self._version)
 
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
@@ -92,33 +98,68 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def _generate(
         self, message: inference_pb2.GenerateRequest, context: Context, sent: _Sent, request_id: str
     ) -> None:
-        request = await self._request(message, request_id)
-        text = TextStream(self._tokenizer.detokenizer(), request.stopping.stop_strings)
-        whole = message.HasField("stream") and not message.stream
-        with self._hub.stream(request.uid, text, abort=self._engine.abandon, whole=whole) as stream:
+        options = convert.options_of(message, request_id, self._model)
+        request = await self._request(message, options)
+        if request.sampling.constraint is not None:
+            await self._engine.prepare(request.sampling.constraint)
+        texts = await self._texts(request)
+        with open_sequences(
+            self._hub, request.uid, texts, abort=self._engine.abandon, whole=options.whole
+        ) as sequences:
             self._engine.submit(request)
             try:
                 await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
-                await self._write(stream, context, sent, request_id)
+                await self._write(sequences, request, context, sent)
             finally:
                 # Also the way out of a cancelled task: the client left, or its deadline passed.
-                if not stream.is_over:
-                    self._engine.abort(request.uid)
+                for index in sequences.unfinished():
+                    self._engine.abort(request.uid + index)
 
-    async def _write(self, stream: OutputStream, context: Context, sent: _Sent, request_id: str) -> None:
-        while True:
-            delta = await stream.take()
-            await context.write(convert.frame_of(delta, request_id))
+    async def _write(self, sequences: SequenceStreams, request: Request, context: Context, sent: _Sent) -> None:
+        while not sequences.is_done:
+            index, delta = await sequences.take()
+            total = sequences.total if sequences.is_done else None
+            await context.write(frame_of(delta, request, index, total))
             sent.num_tokens += len(delta.token_ids)
-            if delta.finish is not None:
-                return
 
-    async def _request(self, message: inference_pb2.GenerateRequest, request_id: str) -> Request:
-        """The checked request. Cheap checks go first, encoding last."""
-        options = convert.options_of(message, request_id, self._model)
+    async def _request(self, message: inference_pb2.GenerateRequest, options: convert.GenerateOptions) -> Request:
+        """The checked request. Cheap checks have gone before; encoding comes last."""
         prompt = await self._prompt(message, self._prompt_bound)
-        field = str(message.WhichOneof("input"))
-        return convert.request_of(options, prompt, field=field, uid=self._engine.next_uid(), model=self._model)
+        return convert.request_of(
+            options,
+            prompt,
+            field=str(message.WhichOneof("input")),
+            uid=self._engine.next_uid(options.n),
+            model=self._model,
+            prediction=await self._prediction(message),
+        )
+
+    async def _texts(self, request: Request) -> list[TextStream]:
+        """One per sequence. Long prompts that are to be echoed are spelled in a thread."""
+
+        def make() -> list[TextStream]:
+            return [
+                TextStream(self._tokenizer.detokenizer(), request.stopping, request.report, prompt=request.prompt)
+                for _ in range(request.n)
+            ]
+
+        is_short = not request.report.echo or request.n * len(request.prompt) <= LONG_ECHO_TOKENS
+        return make() if is_short else await asyncio.to_thread(make)
+
+    async def _prediction(self, message: inference_pb2.GenerateRequest) -> tuple[int, ...]:
+        """Checked ids; () where there is none."""
+        if not message.HasField("prediction"):
+            return ()
+        match message.prediction.WhichOneof("content"):
+            case "text":
+                field = "prediction.text"
+                ids = await self._tokenizer.encode_part(message.prediction.text, self._prompt_bound, field)
+                return convert.prediction_of(field, ids, self._model)
+            case "token_ids":
+                field = "prediction.token_ids.ids"
+                return convert.prediction_of(field, message.prediction.token_ids.ids, self._model)
+            case _:
+                raise InvalidRequest("prediction", "is empty; set text or token_ids, or leave it out")
 
     async def _prompt(
         self, message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, bound: TextBound

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 
 from outrider.v1 import inference_pb2, operator_pb2
-from runtime.front.convert import MAX_REQUEST_ID_CHARS, usage_message
+from runtime.front.convert import MAX_REQUEST_ID_CHARS
 from runtime.front.errors import InvalidRequest
 from runtime.front.policy_messages import policy_state_message, speculation_message
+from runtime.front.replies import usage_message
 from runtime.live import EarlyEnd, RequestState, RequestStatus
 from runtime.statistics import EngineStatistics, RankUse
 from runtime.status import EngineStatus, ServerState

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from outrider.v1 import operator_pb2, operator_pb2_grpc
 from runtime.audit import AUDIT
 from runtime.front import operator_messages, policy_messages
-from runtime.front.convert import model_message, refuse_unknown_fields
+from runtime.front.convert import refuse_unknown_fields
 from runtime.front.engine_link import EngineLink
 from runtime.front.policy_watch import PolicyWatches
+from runtime.front.replies import model_message
 from runtime.front.status import Context, answering
 from runtime.verification.policy import PolicyState
 
@@ -28,7 +29,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self._model_name = model_name
         self._version = version
         self._versions = operator_messages.installed_versions()
-        self._watches = PolicyWatches(engine)
+        self._watches = PolicyWatches(engine.policies)
         self._setting: set[asyncio.Task[PolicyState]] = set()
 
     async def stop(self, timeout_s: float) -> None:
@@ -41,7 +42,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         reply = operator_pb2.VerificationPolicyState()
         async with answering(context):
             refuse_unknown_fields(message)
-            reply.CopyFrom(self._policy_state(self._engine.policy))
+            reply.CopyFrom(self._policy_state(self._engine.policies.state))
         return reply
 
     async def SetVerificationPolicy(
@@ -65,7 +66,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             refuse_unknown_fields(message)
             with self._watches.open() as watch:
                 while True:
-                    await context.write(self._policy_state(self._engine.policy))
+                    await context.write(self._policy_state(self._engine.policies.state))
                     await watch.next_change()
 
     async def SetShadowPolicy(
@@ -75,7 +76,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         async with answering(context):
             refuse_unknown_fields(message)
             policy = policy_messages.shadow_of(message)
-            shadow = self._engine.set_shadow(policy)
+            shadow = self._engine.policies.set_shadow(policy)
             if policy is None:
                 AUDIT.info("%s ended the shadow policy", context.peer())
             else:
@@ -90,7 +91,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         async with answering(context):
             refuse_unknown_fields(message)
             num_sequences, length = policy_messages.load_of(message)
-            report = self._engine.advise(num_sequences=num_sequences, context=length)
+            report = self._engine.policies.advise(num_sequences=num_sequences, context=length)
             reply.CopyFrom(policy_messages.advice_message(report))
         return reply
 
@@ -168,7 +169,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def _set_policy(self, message: operator_pb2.SetVerificationPolicyRequest, peer: str) -> PolicyState:
         policy, priority = policy_messages.change_of(message)
         expected = message.expected_revision if message.HasField("expected_revision") else None
-        state = await self._engine.set_policy(policy, expected, priority=priority, set_by=peer)
+        state = await self._engine.policies.set(policy, expected, priority=priority, set_by=peer)
         AUDIT.info(
             "%s set policy %s%s: revision %d from step %d",
             peer,

@@ -1,4 +1,4 @@
-"""Who is told of changes of the policy, and how many may be. Knows no message and no more of the engine than that."""
+"""Who is told of changes of the policy, and how many may be. Knows no message and no engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from runtime.front.engine_link import EngineLink
+from runtime.front.engine_link import PolicyLink
 from runtime.front.errors import Overloaded, Unavailable
 
 MAX_WATCHERS = 64
@@ -38,8 +38,8 @@ class PolicyWatch:
 class PolicyWatches:
     """Those of one server."""
 
-    def __init__(self, engine: EngineLink) -> None:
-        self._engine = engine
+    def __init__(self, policies: PolicyLink) -> None:
+        self._policies = policies
         self._open: set[PolicyWatch] = set()
         self._is_stopping = False
         self._idle = asyncio.Event()
@@ -56,7 +56,7 @@ class PolicyWatches:
         if len(self._open) >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} clients watch the policy already; read it instead, or end a watch")
         watch = PolicyWatch()
-        leave = self._engine.add_policy_listener(lambda state: watch.wake())
+        leave = self._policies.add_listener(lambda state: watch.wake())
         self._open.add(watch)
         self._idle.clear()
         try:

@@ -59,6 +59,8 @@ class FrontServer:
             default_max_tokens=settings.scheduler.default_max_tokens,
             defaults=defaults,
             takes_oracle=description.drafter == "oracle",
+            takes_typical=settings.speculation.allow_typical,
+            encode=tokenizer.encode_word,
         )
         if model.takes_oracle:
             log.warning(

@@ -1,4 +1,8 @@
-"""From the error tree to gRPC statuses, at the edge of every RPC. Knows no service."""
+"""From the error tree to gRPC statuses, at the edge of every RPC. Knows no service.
+
+A wrong field is told twice: in the status's text, and as a google.rpc.BadRequest for programs, which travels in the
+trailer `grpc-status-details-bin` (https://google.aip.dev/193).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,21 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
-from runtime.front.errors import InternalError, OutriderError
+from runtime.front.errors import InternalError, InvalidRequest, OutriderError
 
 log = logging.getLogger(__name__)
 
 MAX_DETAILS_CHARS = 600
-"""Details travel in a header, where a character may take 12 bytes and peers take 8 KiB in all."""
+MAX_DETAILS_BYTES = 1200
+"""The text of an error travels in a header, where a byte may take three, and with a BadRequest twice more in another,
+where it takes four thirds. Peers take 8 KiB of headers in all."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Trailers = Sequence[tuple[str, str]]
+Trailers = Sequence[tuple[str, str | bytes]]
 
 
 @asynccontextmanager
@@ -35,7 +44,8 @@ async def answering(context: Context, trailers: Callable[[], Trailers] = tuple) 
             yield
             context.set_trailing_metadata(tuple(trailers()))
         except OutriderError as error:
-            await context.abort(grpc.StatusCode[error.code], _shortened(str(error)), tuple(trailers()))
+            text = _shortened(str(error))
+            await context.abort(grpc.StatusCode[error.code], text, (*trailers(), *_details_of(error, text)))
         except (grpc.aio.InternalError, grpc.aio.UsageError):
             raise
         except Exception:
@@ -48,6 +58,23 @@ async def answering(context: Context, trailers: Callable[[], Trailers] = tuple) 
         raise asyncio.CancelledError from None
 
 
+def _details_of(error: OutriderError, text: str) -> Trailers:
+    """The field that is wrong, where it is one. text: the status's; the two must agree."""
+    if not isinstance(error, InvalidRequest):
+        return ()
+    violation = error_details_pb2.BadRequest.FieldViolation(
+        field=_shortened(error.field), description=_shortened(error.problem)
+    )
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    code, _ = grpc.StatusCode[error.code].value
+    status = status_pb2.Status(code=code, message=text, details=[detail])
+    return tuple(rpc_status.to_status(status).trailing_metadata)
+
+
 def _shortened(text: str) -> str:
     """Errors quote what a client sent, whatever its length."""
-    return text if len(text) <= MAX_DETAILS_CHARS else f"{text[: MAX_DETAILS_CHARS - 4]} ..."
+    if len(text) <= MAX_DETAILS_CHARS and len(text.encode()) <= MAX_DETAILS_BYTES:
+        return text
+    kept = text[: MAX_DETAILS_CHARS - 4].encode()[: MAX_DETAILS_BYTES - 4]
+    return f"{kept.decode(errors='ignore')} ..."

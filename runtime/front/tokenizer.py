@@ -97,6 +97,16 @@ class Tokenizer:
             bound.check("text", len(text.encode()))
         return await self._encode(text, add_special_tokens=True)
 
+    async def encode_part(self, text: str, bound: TextBound, field: str) -> list[int]:
+        """Ids of a text that stands behind another one, so without special tokens. Otherwise as `encode`; field: where
+        the text came from."""
+        bound.check(field, len(text.encode()))
+        return await self._encode(text, add_special_tokens=False)
+
+    def encode_word(self, text: str) -> list[int]:
+        """Ids of a text of a few bytes, without special tokens, at once."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     async def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, bound: TextBound | None = None
     ) -> list[int]:

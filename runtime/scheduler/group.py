@@ -2,6 +2,8 @@
 
     queue, in strict order ──▶ the rank with room that suits the head best ──▶ its own slots, pages, running order
 
+The sequences of one request go to one rank, since they share its prompt.
+
 γ and whether the drafter runs are one answer for all; everything else is the business of each data-parallel rank. The
 queue outlives this; the rest lasts as long as one life of the group.
 """
@@ -68,13 +70,13 @@ class GroupScheduler:
         return self.schedulers[dp_rank].ledger.find(slot, epoch)
 
     def sequence(self, uid: int) -> RunningSequence | None:
-        """The running sequence of a request; None while it waits, and after its end."""
+        """The running sequence with this uid; None while it waits in the queue, and after its end."""
         dp_rank = self._homes.get(uid)
         return None if dp_rank is None else self.schedulers[dp_rank].ledger[uid]
 
     def plan(self, planner: StepPlanner) -> StepPlan:
         """The next step. Admits what fits."""
-        admitted = self._admit()
+        admitted = self._enter()
         decision = planner.decide(self.next_step_id, [scheduler.load() for scheduler in self.schedulers])
         batches = tuple(
             scheduler.plan(new, share, gamma=decision.gamma, feed_drafter=decision.feed_drafter)
@@ -99,6 +101,10 @@ class GroupScheduler:
         """The data-parallel rank that a sequence runs on; None for one that does not run."""
         return self._homes.get(uid)
 
+    def followers(self, uid: int) -> list[int]:
+        """Those that wait to take over what a running sequence has read of their prompt."""
+        return self.schedulers[self._homes[uid]].followers(uid)
+
     def release(self, uid: int) -> None:
         """Lets go of a running sequence; see Scheduler.release."""
         self.schedulers[self._homes[uid]].release(uid)
@@ -118,9 +124,10 @@ class GroupScheduler:
             problems.append(f"sequences run on data-parallel ranks {homes}, the books say {self._homes}")
         return problems
 
-    def _admit(self) -> list[list[NewSequence]]:
-        """Empties the queue from its head for as long as a rank has room; what enters, per data-parallel rank."""
-        admitted: list[list[NewSequence]] = [[] for _ in self.schedulers]
+    def _enter(self) -> list[list[NewSequence]]:
+        """Who enters, per data-parallel rank: those that fork, and the queue from its head for as long as a rank has
+        room."""
+        entering = [scheduler.fork() for scheduler in self.schedulers]
         outstanding: list[int] = []
         while (head := self.queue.head) is not None:
             open_ranks = [dp_rank for dp_rank, scheduler in enumerate(self.schedulers) if scheduler.has_room(head)]
@@ -128,9 +135,10 @@ class GroupScheduler:
                 break
             # Once for all that enter: it takes a look at every sequence.
             outstanding = outstanding or [scheduler.num_outstanding_tokens for scheduler in self.schedulers]
-            request = self.queue.remove(head.uid)
-            dp_rank = self._router.route(request.prompt, {rank: outstanding[rank] for rank in open_ranks})
-            admitted[dp_rank].append(self.schedulers[dp_rank].admit(request))
-            self._homes[request.uid] = dp_rank
-            outstanding[dp_rank] += self.schedulers[dp_rank].ledger[request.uid].num_reserved
-        return admitted
+            family = self.queue.pop()
+            dp_rank = self._router.route(family[0].prompt, {rank: outstanding[rank] for rank in open_ranks})
+            scheduler = self.schedulers[dp_rank]
+            entering[dp_rank] += scheduler.admit(family)
+            self._homes |= {request.uid: dp_rank for request in family}
+            outstanding[dp_rank] += sum(scheduler.ledger[request.uid].num_outstanding for request in family)
+        return entering

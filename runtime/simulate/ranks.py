@@ -24,6 +24,7 @@ from runtime.link import RankPlace
 from runtime.simulate.acceptance import SCORE_LIMIT, Acceptance, Decks, Hands
 from runtime.simulate.clock import VirtualClock
 from runtime.verification.costs import Ints, StepCosts
+from workers.demands import Constraint
 from workers.draft.admit import admit
 from workers.plan import (
     NUM_TEMPERATURE_CLASSES,
@@ -121,7 +122,8 @@ class SimulatedRank:
     def _enter(self, new: NewSequence) -> None:
         self._decks.open(new.slot, new.uid)
         self._uid_S[new.slot], self._class_S[new.slot] = new.uid, temperature_class(new.temperature)
-        self._committed_S[new.slot] = self._emitted_S[new.slot] = 0
+        self._committed_S[new.slot] = 0 if new.fork is None else self._committed_S[new.fork.slot]
+        self._emitted_S[new.slot] = 0
         self._max_tokens_S[new.slot] = new.max_tokens
 
     def _composition(self, batch: BatchPlan, slots_B: Ints, num_admitted: int) -> Composition:
@@ -199,6 +201,10 @@ class SimulatedGroup:
     async def check_integrity(self) -> list[list[str]]:
         """They hold nothing that could be violated."""
         return [[] for _ in range(self.mesh.size)]
+
+    async def prepare(self, constraint: Constraint) -> str:
+        """Every constraint is as good as none."""
+        return ""
 
     async def execute(self, plan: StepPlan) -> StepResult:
         """Answers at once; the clock stands at the step's end then. Steps without sequences take no time."""

@@ -26,9 +26,12 @@ class StopMatcher:
         self._state = 0
         self._held = ""
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, may_match: bool = True) -> str:
         """Adds text; returns what may be published: all but the end that may still become a stop string, or, on a
-        match, everything before the match."""
+        match, everything before the match.
+
+        may_match: whether a stop string that completes here is a match; one that completes later is, wherever it began.
+        """
         assert self.matched is None, "text after a match"
         if len(self._depth) == 1:
             return text
@@ -38,10 +41,15 @@ class StopMatcher:
                 state = self._fallback[state]
             state = self._next[state].get(char, 0)
             found = self._found[state]
-            if found is not None:
+            if found is None:
+                continue
+            if may_match:
                 self.matched = found
                 seen = self._held + text[: position + 1]
                 return seen[: len(seen) - len(found)]
+            # What has passed is held no longer, but for an end of it that begins another one.
+            while state and not self._next[state]:
+                state = self._fallback[state]
         self._state = state
         seen = self._held + text
         published = len(seen) - self._depth[state]

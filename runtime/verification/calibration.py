@@ -98,7 +98,7 @@ class Calibrator:
         """
         width = scores.shape[1]
         odds = self._slope_CG[classes, :width] * scores + self._offset_CG[classes, :width]
-        return _sigmoid(odds)
+        return sigmoid(odds)
 
     def note(self, reached: Reached, *, step: int) -> None:
         """Learns of positions. step: in which their drafts were drawn, or a later one."""
@@ -265,7 +265,7 @@ class Calibrator:
             self._slope_CG[reached.classes, reached.positions] * reached.scores
             + self._offset_CG[reached.classes, reached.positions]
         )
-        confidence = _sigmoid(odds)
+        confidence = sigmoid(odds)
         bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
         decay = 0.5 ** (np.bincount(reached.positions, minlength=self.gamma_max) / ERROR_WINDOW)[:, None]
         for sums, values in (
@@ -277,7 +277,8 @@ class Calibrator:
             np.add.at(sums, (reached.positions, bins), values)
 
 
-def _sigmoid(log_odds: Floats) -> Floats:
+def sigmoid(log_odds: Floats) -> Floats:
+    """Probability of log-odds, which are clipped to ± 30."""
     return 1.0 / (1.0 + np.exp(-np.clip(log_odds, -_MAX_LOG_ODDS, _MAX_LOG_ODDS)))
 
 
@@ -291,7 +292,7 @@ def _fit(score_xW: Floats, label_xW: Floats, mask_xW: Any, *, prior: Any, start:
     pull = PRIOR_WEIGHT / 4
     slope_x, offset_x = (np.asarray(part, dtype=np.float64) for part in start)
     for _ in range(_NEWTON_STEPS):
-        p_xW = _sigmoid(slope_x[..., None] * score_xW + offset_x[..., None])
+        p_xW = sigmoid(slope_x[..., None] * score_xW + offset_x[..., None])
         error_xW = (p_xW - label_xW) * mask_xW
         weight_xW = np.maximum(p_xW * (1 - p_xW), 1e-6) * mask_xW
         weighted_xW = weight_xW * score_xW

@@ -3,6 +3,9 @@
 Every statistic carries the step in which the newest drafts it is of were drawn, and is used only for drafts drawn later
 (`check_causal`). That is what keeps the budget of a step independent of the drafts it is spent on.
 
+Rounds whose drafts were looked up are evidence of their sequences, by their scores as they are; what scores of the
+drafter mean, and how often its drafts stand, is learnt from its own rounds alone.
+
 Shapes: R sequences, G draft positions, E rows of evidence.
 """
 
@@ -16,7 +19,7 @@ import numpy as np
 
 from runtime.request import Request
 from runtime.settlement import Outcome
-from runtime.verification.calibration import Calibrator, Reached
+from runtime.verification.calibration import Calibrator, Reached, sigmoid
 from runtime.verification.costs import Floats, Ints
 from runtime.verification.planner import Outlook
 from runtime.verification.speculation import Load
@@ -135,7 +138,13 @@ class History:
             [[*outcome.scores, *[np.nan] * (width - len(outcome.scores))] for _, outcome, _ in seen], dtype=np.float64
         )
         confidence_RG = np.full((len(seen), self.gamma_max), np.nan)
-        confidence_RG[:, :width] = self.calibrator.confidence(scores_RG, classes)
+        # What was looked up comes before the drafter's own, and says its chance itself.
+        looked_up_R = np.array([outcome.num_looked_up for _, outcome, _ in seen])
+        confidence_RG[:, :width] = np.where(
+            np.arange(width) < looked_up_R[:, None],
+            sigmoid(scores_RG),
+            self.calibrator.confidence(scores_RG, classes),
+        )
         uids, drawn = [request.uid for request, *_ in seen], [drawn for *_, drawn in seen]
         self.survivals.note(uids, np.cumprod(confidence_RG, axis=1, dtype=np.float64), drawn)
 
@@ -144,6 +153,7 @@ class History:
             (classes[i], position, outcome.scores[position], label, outcome.slot in whole[outcome.dp_rank])
             for i, (_, outcome, _) in enumerate(seen)
             for position, label in enumerate(outcome.acceptance)
+            if position >= outcome.num_looked_up
         ]
         columns = list(zip(*reached, strict=True)) or [(), (), (), (), ()]
         self.calibrator.note(

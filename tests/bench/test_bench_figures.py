@@ -14,6 +14,7 @@ from outrider.v1 import operator_pb2
 from runtime.bench import document
 from runtime.bench.completion import Frame
 from runtime.bench.counters import MemoryUse, PlanCounts, PlanMoment, ServerCounts, peak
+from runtime.bench.drafting import Drafts
 from runtime.bench.figures import figures_of, keeps, lengths_of, spread
 from runtime.bench.load import Bounds, Policy
 from runtime.bench.percentiles import percentile
@@ -127,7 +128,7 @@ def test_time_per_token_is_split_into_parts_that_add_up_and_overhead_is_per_step
         }
     )
     assert found.overhead_per_step_ms == pytest.approx(30)
-    assert found.drafts == document.Drafts(drafted=[8, 8], admitted=[8, 7], accepted=[6, 3])
+    assert found.drafts == Drafts(drafted=[8, 8], admitted=[8, 7], accepted=[6, 3])
 
 
 def test_repeats_are_taken_together():

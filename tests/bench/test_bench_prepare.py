@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from fakes.bench import asked_of
-from fakes.engine import SOUND_PROFILE
 from fakes.front import in_loop, serving
+from fakes.policies import SOUND_PROFILE
 
 from runtime.bench.completion import generate_request
 from runtime.bench.errors import BenchError
@@ -82,7 +82,7 @@ async def test_a_dynamic_policy_needs_a_profile_and_a_drafter_that_is_long_enoug
         dynamic, long = parse_policies(["dynamic,dynamic:max=9"])
         with pytest.raises(BenchError, match=r"--policy dynamic: the server has no profile to plan with \(no hardware"):
             await prepare(front.client, asked_of(policies=(dynamic,)), workload)
-        front.engine.speculation = SpeculationView(profile=SOUND_PROFILE)
+        front.engine.policies.view = SpeculationView(profile=SOUND_PROFILE)
         with pytest.raises(BenchError, match="--policy dynamic:max=9: this server drafts at most 8 tokens"):
             await prepare(front.client, asked_of(policies=(long,)), workload)
         found = await prepare(front.client, asked_of(policies=(dynamic,)), workload)

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from runtime.bench import document
 from runtime.bench.document import SCHEMA_VERSION, Report
+from runtime.bench.drafting import Drafts
 from runtime.bench.load import Closed, Open, Policy
 from runtime.bench.machine import cpu_model, machine
 from runtime.bench.page import TEMPLATE, page
@@ -259,7 +260,7 @@ def test_a_narrow_terminal_loses_whole_columns_from_the_right_and_no_digit(width
 def test_the_acceptance_picture_is_of_accepted_drafts():
     axes = Canvas().subplots()
     group = FULL.groups[1]
-    assert group.figures.drafts == document.Drafts(drafted=[4, 4], admitted=[4, 4], accepted=[3, 1])
+    assert group.figures.drafts == Drafts(drafted=[4, 4], admitted=[4, 4], accepted=[3, 1])
     _acceptance_panel(axes, [group], {"fixed:2": "C0"})
     [line] = axes.get_lines()
     assert list(line.get_ydata()) == [0.75, 0.25]

@@ -8,8 +8,9 @@ from dataclasses import replace
 import grpc.aio
 import pytest
 from fakes.bench import PROMPTS, asked_of, session_of
-from fakes.engine import DESCRIPTION, SOUND_PROFILE
+from fakes.engine import DESCRIPTION
 from fakes.front import Front, in_loop, serving
+from fakes.policies import SOUND_PROFILE
 from fakes.requests import request
 
 from outrider.v1 import operator_pb2
@@ -59,7 +60,7 @@ async def test_requests_carry_ids_limits_and_seeds_of_their_own() -> None:
     assert [request.prompt for request in sent] == [(5, 6), (7, 8, 9)] * 2
     assert [request.sampling.seed for request in sent] == [40, 41, 42, 43]
     assert [request.stopping.max_tokens for request in sent] == [6, 4, 6, 4]
-    assert [request.report_rounds for request in front.engine.submitted] == [True] * 4 + [False] * 4
+    assert [request.report.rounds for request in front.engine.submitted] == [True] * 4 + [False] * 4
 
 
 @in_loop
@@ -310,13 +311,13 @@ async def test_what_is_planned_is_counted_from_the_cell_on_and_sampled_in_it(mon
     monkeypatch.setattr(session_module, "SAMPLE_S", 0.0)
     dynamic = parse_policies(["dynamic:max=3"])[0]
     async with serving(run_length=1) as front:
-        front.engine.speculation = SpeculationView(
+        front.engine.policies.view = SpeculationView(
             profile=SOUND_PROFILE, steps_by_gamma=(5, 7), budget_sum=30, predicted_steps=4, predicted_sum_s=1.0
         )
 
         def plan_on() -> None:
-            view = front.engine.speculation
-            front.engine.speculation = replace(
+            view = front.engine.policies.view
+            front.engine.policies.view = replace(
                 view,
                 gamma=2,
                 budget=6,
@@ -331,7 +332,7 @@ async def test_what_is_planned_is_counted_from_the_cell_on_and_sampled_in_it(mon
 
         session = session_of(front, policies=(dynamic,), note_request=plan_on)
         await session.run()
-        assert front.engine.policy.policy == Fixed(4)
+        assert front.engine.policies.state.policy == Fixed(4)
     [run] = session.runs
     assert (run.plans.steps_by_gamma, run.plans.budget_sum, run.plans.predicted_steps) == ((0, 0, 4), 24, 4)
     assert run.plans.predicted_sum_s == 1.0

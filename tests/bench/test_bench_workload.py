@@ -6,6 +6,7 @@ import pytest
 
 from configs.load import demo_checkpoint
 from outrider.v1 import inference_pb2
+from runtime.bench.extras import Conversation
 from runtime.bench.prompts import plain_vocabulary
 from runtime.bench.workload import Prompt, WorkloadError, heldout, random_prompts, read_prompts
 from runtime.front.tokenizer import Tokenizer
@@ -24,15 +25,43 @@ def test_a_file_gives_texts_and_ids_with_limits_of_their_own(tmp_path):
     assert read_prompts(path) == [Prompt(content="a\u2028b"), Prompt(content=(5, 6), max_tokens=9)]
 
 
+def test_a_file_gives_messages_predictions_and_schemas(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    lines = (
+        '{"messages": [{"role": "user", "content": "hello"}], "json_schema": {"type": "null"}}',
+        '{"prompt": "x", "prediction": "some text", "max_tokens": 9}',
+        '{"token_ids": [5], "prediction": [6, 7]}',
+    )
+    path.write_text("\n".join(lines))
+    assert read_prompts(path) == [
+        Prompt(content=Conversation((("user", "hello"),)), json_schema='{"type": "null"}'),
+        Prompt(content="x", prediction="some text", max_tokens=9),
+        Prompt(content=(5,), prediction=(6, 7)),
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("{", "not JSON: "),
         ("[" * 100_000, "not JSON: "),
         ("[1]", "a list where an object belongs"),
-        ('{"text": "x"}', "unknown key 'text'; keys are prompt, token_ids and max_tokens"),
-        ("{}", "give either prompt or token_ids"),
-        ('{"prompt": "x", "token_ids": [1]}', "give either prompt or token_ids"),
+        (
+            '{"text": "x"}',
+            "unknown key 'text'; keys are prompt, token_ids, messages, max_tokens, prediction and json_schema",
+        ),
+        ("{}", "give either prompt, token_ids or messages"),
+        ('{"prompt": "x", "token_ids": [1]}', "give either prompt, token_ids or messages"),
+        ('{"prompt": "x", "messages": []}', "give either prompt, token_ids or messages"),
+        ('{"messages": []}', "messages is not a list, or empty"),
+        ('{"messages": "x"}', "messages is not a list, or empty"),
+        ('{"messages": [{"role": "user"}]}', "messages[0] is not an object with role and content, and nothing else"),
+        ('{"messages": [{"role": "user", "content": 1}]}', "messages[0].content is not text, or empty"),
+        ('{"messages": [{"role": "u", "content": "x", "name": "y"}]}', "messages[0] is not an object with role"),
+        ('{"prompt": "x", "prediction": ""}', "prediction is not text, or empty"),
+        ('{"prompt": "x", "prediction": null}', "prediction is not a list of whole numbers, or empty"),
+        ('{"prompt": "x", "prediction": [1.5]}', "prediction is not a list of whole numbers"),
+        ('{"prompt": "x", "json_schema": "{}"}', "json_schema is not an object; give a JSON Schema as it is"),
         ('{"prompt": ""}', "prompt is not text, or empty"),
         ('{"prompt": 3}', "prompt is not text, or empty"),
         ('{"prompt": "\\ud800"}', "prompt is not text, or empty"),

@@ -7,8 +7,8 @@ import asyncio
 import grpc.aio
 import pytest
 from fakes.bench import session_of
-from fakes.engine import SOUND_PROFILE
 from fakes.front import in_loop, serving
+from fakes.policies import SOUND_PROFILE
 
 from runtime.bench.borrowed_policy import UNFINISHED, message_of
 from runtime.bench.errors import BenchError
@@ -55,7 +55,7 @@ def test_a_switch_without_an_answer_is_looked_up_and_put_back_if_it_is_ours(is_d
     @in_loop
     async def check() -> None:
         async with serving() as front:
-            front.engine.speculation = SpeculationView(profile=SOUND_PROFILE)
+            front.engine.policies.view = SpeculationView(profile=SOUND_PROFILE)
             switch_policy, calls = front.client.switch_policy, 0
 
             async def switch_without_answer(asked, **kwargs):

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 from fakes.bench import PROMPTS, asked_of, session_of
-from fakes.engine import DESCRIPTION, SOUND_PROFILE
+from fakes.engine import DESCRIPTION
 from fakes.front import in_loop, serving
+from fakes.policies import SOUND_PROFILE
 from fakes.requests import request
 
 from runtime.bench.errors import BenchError, PolicyRefused
@@ -44,7 +45,7 @@ async def test_a_recording_is_made_before_all_cells_and_requests_bring_their_own
             nonlocal cells
             cells += 1
             if cells == 1:
-                assert front.engine.policy.policy == Off()
+                assert front.engine.policies.state.policy == Off()
 
         asked = asked_of(loads=LOADS, policies=(Policy(2),), records=True, fits_load=True, requests=None, warmup=0)
         session = Session(
@@ -151,11 +152,11 @@ SPOILT = SpeculationView(profile=replace(SOUND_PROFILE, state=ProfileState.STALE
 async def test_a_cell_whose_policy_is_refused_for_a_while_is_measured_after_the_others() -> None:
     told: list[str] = []
     async with serving(run_length=1) as front:
-        front.engine.speculation = SPOILT
+        front.engine.policies.view = SPOILT
 
         def note_cell(slot: Slot) -> None:
             if (slot.repeat, slot.policy) == (1, Policy(None)):
-                front.engine.speculation = SpeculationView(profile=SOUND_PROFILE)
+                front.engine.policies.view = SpeculationView(profile=SOUND_PROFILE)
 
         asked = asked_of(policies=(DYNAMIC, Policy(None)), repeats=2)
         session = Session(
@@ -177,7 +178,7 @@ async def test_a_cell_whose_policy_is_refused_for_a_while_is_measured_after_the_
 @in_loop
 async def test_a_policy_that_is_refused_to_the_end_ends_the_run_with_the_reason_and_keeps_the_cells() -> None:
     async with serving(run_length=1) as front:
-        front.engine.speculation = SPOILT
+        front.engine.policies.view = SPOILT
         session = session_of(front, policies=(DYNAMIC, Policy(None)), repeats=2)
         with pytest.raises(PolicyRefused, match=r"--policy dynamic: the server refuses it: policy\.dynamic: steps"):
             await session.run()

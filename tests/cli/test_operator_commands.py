@@ -110,7 +110,7 @@ async def test_an_address_given_twice_is_asked_once(outrider):
     async with serving() as front:
         result = await outrider("policy", "off", *at(front.address, front.address))
         assert result.stdout == "off (revision 2, in force from step 1)\n"
-        assert front.engine.policy.revision == 2
+        assert front.engine.policies.state.revision == 2
 
 
 @in_loop

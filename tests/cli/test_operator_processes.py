@@ -105,7 +105,7 @@ async def test_ctrl_c_is_the_ordinary_end_of_a_watch_and_its_lines_come_as_they_
         await process.stdout.readline()
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()
-        await front.engine.until(lambda: front.engine.num_policy_listeners == 0)
+        await front.engine.until(lambda: front.engine.policies.num_listeners == 0)
     assert revisions == ["1", "2", "3"]
     assert (process.returncode, out, err) == (0, b"", b"")
 

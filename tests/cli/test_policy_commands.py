@@ -11,8 +11,8 @@ import pytest
 import typer
 from fakes.advice import ADVICE, SHADOW, VIEW
 from fakes.commands import closed_port, outrider_in_loop, silent_port
-from fakes.engine import NO_PROFILE, SOUND_PROFILE
 from fakes.front import in_loop, serving
+from fakes.policies import NO_PROFILE, SOUND_PROFILE
 from typer.testing import CliRunner
 
 from runtime.cli import console
@@ -54,11 +54,11 @@ def outrider(monkeypatch):
 @in_loop
 async def test_each_form_sets_its_policy_for_all_or_for_one_priority(outrider, arguments, policy):
     async with serving() as front:
-        front.engine.speculation = MEASURED
+        front.engine.policies.view = MEASURED
         result = await outrider("policy", *arguments, "--expected-revision", "1", "--address", front.address)
-        assert front.engine.policy.policy == policy
+        assert front.engine.policies.state.policy == policy
         own = await outrider("policy", *arguments, "--priority", "-3", "--address", front.address)
-        assert front.engine.policy.classes == ((-3, policy),)
+        assert front.engine.policies.state.classes == ((-3, policy),)
     assert (result.exit_code, own.exit_code) == (0, 0), result.output + own.output
     assert re.fullmatch(r".* \(revision 2, in force from step 1\)\n", result.stdout)
     assert "\n  priority -3: " in own.stdout
@@ -71,7 +71,7 @@ async def test_a_priority_follows_the_others_again(outrider, remove):
         at = ("--address", front.address)
         await outrider("policy", "off", "--priority", "2", *at)
         result = await outrider("policy", *remove, "--priority", "2", "--expected-revision", "2", *at)
-        assert (front.engine.policy.classes, front.engine.policy.policy) == ((), Fixed(4))
+        assert (front.engine.policies.state.classes, front.engine.policies.state.policy) == ((), Fixed(4))
         again = await outrider("policy", *remove, "--priority", "2", *at)
     assert result.stdout == "fixed, gamma 4 (revision 3, in force from step 1)\n"
     assert again.exit_code == console.EXIT_REFUSED
@@ -83,10 +83,10 @@ async def test_get_tells_classes_and_who_and_when_and_why_dynamic_runs_as_someth
     async with serving() as front:
         at = ("--address", front.address)
         first = await outrider("policy", "get", *at)
-        front.engine.speculation = MEASURED
+        front.engine.policies.view = MEASURED
         await outrider("policy", "set", "dynamic", "--gamma-max", "5", *at)
         await outrider("policy", "set", "fixed", "--gamma", "1", "--priority", "4", *at)
-        front.engine.speculation = SpeculationView(profile=NO_PROFILE, fallback="the profile [went] stale")
+        front.engine.policies.view = SpeculationView(profile=NO_PROFILE, fallback="the profile [went] stale")
         result = await outrider("policy", "get", *at)
         status = await outrider("status", *at)
     assert re.fullmatch(
@@ -108,7 +108,7 @@ async def test_get_tells_classes_and_who_and_when_and_why_dynamic_runs_as_someth
 async def test_a_dynamic_policy_is_asked_for_and_the_answer_says_what_is_missing(outrider):
     async with serving() as front:
         result = await outrider("policy", "set", "dynamic", "--address", front.address)
-        assert front.engine.policy.revision == 1
+        assert front.engine.policies.state.revision == 1
     assert result.exit_code == console.EXIT_REFUSED
     assert result.stderr == f"error: FAILED_PRECONDITION: policy.dynamic: {NO_PROFILE.detail}\n"
 
@@ -187,7 +187,7 @@ def test_what_makes_no_policy_is_refused_before_anyone_is_asked(arguments, words
 @in_loop
 async def test_what_only_the_server_can_judge_it_refuses_by_field(outrider):
     async with serving() as front:
-        front.engine.speculation = MEASURED
+        front.engine.policies.view = MEASURED
         for arguments, field in (
             (("--gamma-max", "9"), "gamma_max: 9 is not within 0..8"),
             (("--gamma-min", "3", "--gamma-max", "2"), "gamma_min: 3 is above gamma_max, 2"),
@@ -206,14 +206,14 @@ async def test_a_shadow_is_set_compared_and_ended(outrider):
         at = ("--address", front.address)
         none = await outrider("policy", "shadow", "show", *at)
         refused = await outrider("policy", "shadow", "fixed", "--gamma", "2", *at)
-        front.engine.speculation = MEASURED
+        front.engine.policies.view = MEASURED
         new = await outrider("policy", "shadow", "dynamic", "--gamma-max", "2", *at)
-        assert front.engine.speculation.shadow.policy == Dynamic(gamma_max=2)
+        assert front.engine.policies.view.shadow.policy == Dynamic(gamma_max=2)
         view = replace(SHADOW, steps=100, agreed=75, tokens=300.0, step_s=2.0, shadow_tokens=350.0, shadow_step_s=2.5)
-        front.engine.speculation = replace(MEASURED, shadow=replace(view, steps_by_gamma=(60, 0, 40)))
+        front.engine.policies.view = replace(MEASURED, shadow=replace(view, steps_by_gamma=(60, 0, 40)))
         shown = await outrider("policy", "shadow", "show", *at)
         ended = await outrider("policy", "shadow", "off", *at)
-        assert front.engine.speculation.shadow is None
+        assert front.engine.policies.view.shadow is None
     assert (none.exit_code, none.stdout, ended.stdout) == (0, "no shadow\n", "no shadow\n")
     assert (refused.exit_code, NO_PROFILE.detail in refused.stderr) == (console.EXIT_REFUSED, True)
     assert new.stdout == "shadow dynamic, gamma 0..2: no step planned yet\n"
@@ -231,11 +231,11 @@ async def test_advice_is_a_row_per_draft_length_with_the_best_one_marked_and_a_s
         async with serving() as front:
             at = ("--address", front.address)
             refused = await outrider("policy", "advise", *at)
-            front.engine.speculation, front.engine.advice = MEASURED, ADVICE
+            front.engine.policies.view, front.engine.policies.advice = MEASURED, ADVICE
             result = await outrider("policy", "advise", *at)
             await outrider("policy", "advise", "--sequences", "4096", "--context", "1", *at)
             both = await outrider("policy", "advise", *at, "--address", dead)
-            assert front.engine.advised == [(None, None), (4096, 1), (None, None)]
+            assert front.engine.policies.advised == [(None, None), (4096, 1), (None, None)]
     assert (refused.exit_code, NO_PROFILE.detail in refused.stderr) == (console.EXIT_REFUSED, True)
     title, headings, *rows, sentence = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert title == "17 sequences of 1300 tokens; acceptance 0.69, survival by position 0.75 0.44"
@@ -253,7 +253,7 @@ async def test_advice_is_a_row_per_draft_length_with_the_best_one_marked_and_a_s
 @in_loop
 async def test_advice_is_drawn_into_a_page_where_it_can_be_written(outrider, tmp_path):
     async with serving() as front:
-        front.engine.speculation, front.engine.advice = MEASURED, ADVICE
+        front.engine.policies.view, front.engine.policies.advice = MEASURED, ADVICE
         written = await outrider("policy", "advise", "--html", str(tmp_path / "a.html"), "--address", front.address)
         refused = await outrider("policy", "advise", "--html", str(tmp_path), "--address", front.address)
     assert (written.exit_code, refused.exit_code) == (0, console.EXIT_USAGE)
@@ -264,7 +264,7 @@ async def test_advice_is_drawn_into_a_page_where_it_can_be_written(outrider, tmp
 @in_loop
 async def test_the_status_has_the_planner_in_it(outrider):
     async with serving() as front:
-        front.engine.speculation = VIEW
+        front.engine.policies.view = VIEW
         result = await outrider("status", "--address", front.address)
         document = await outrider("status", "--json", "--address", front.address)
     for words in (
@@ -284,7 +284,7 @@ async def test_the_status_has_the_planner_in_it(outrider):
 async def watched(outrider, front, *arguments: str, changes: int):
     """What a watch prints of the state in force and of some changes, until the server stops."""
     watching = asyncio.create_task(outrider("policy", "watch", *arguments, "--address", front.address))
-    await front.engine.until(lambda: front.engine.num_policy_listeners == 1)
+    await front.engine.until(lambda: front.engine.policies.num_listeners == 1)
     told = front.client.watch_policy()
     await told.read()
     for gamma in range(changes):

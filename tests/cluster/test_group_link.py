@@ -16,6 +16,7 @@ from runtime.cluster.group import GroupLink
 from runtime.cluster.inquest import Inquest
 from runtime.cluster.launcher import RankDied
 from workers import wire
+from workers.demands import Constraint
 from workers.plan import CollectiveFailed, RankReport, RanksDisagree, StepPlan, StepTimeout, WorkerError, WorkerLost
 
 
@@ -36,6 +37,7 @@ class ScriptedRank:
         )
         self._permits: asyncio.Queue[WorkerError | None] = asyncio.Queue()
         self.received: list[bytes] = []
+        self.prepared: list[Constraint] = []
         self.num_cancelled = 0
 
     def answer(self) -> None:
@@ -54,6 +56,11 @@ class ScriptedRank:
         if error is not None:
             raise error
         return self._worker.execute(plan)
+
+    async def prepare(self, constraint: Constraint) -> str:
+        self.prepared.append(constraint)
+        await asyncio.sleep(0)
+        return self._worker.prepare(constraint)
 
 
 class House:
@@ -255,5 +262,41 @@ def test_a_step_that_is_given_up_is_given_up_at_every_rank() -> None:
         assert all(step.cancelled() for step in steps)
         while not all(rank.num_cancelled == 2 for rank in house.ranks):
             await asyncio.sleep(0)
+
+    run(act)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "deciding"),
+    [(Mesh(), [0]), (Mesh(tp=2), [0]), (Mesh(dp=2, ep=2), [0, 1]), (Mesh(dp=2, tp=2, ep=4), [0, 2])],
+    ids=str,
+)
+def test_a_constraint_is_prepared_by_the_ranks_that_decide_and_the_first_problem_counts(
+    mesh: Mesh, deciding: list[int]
+) -> None:
+    async def act() -> None:
+        house = House(mesh)
+        fine = Constraint(kind="regex", text="")
+        assert await house.link.prepare(fine) == ""
+        assert [rank for rank, each in enumerate(house.ranks) if each.prepared == [fine]] == deciding
+        assert sum(len(each.prepared) for each in house.ranks) == len(deciding)
+        assert await house.link.prepare(Constraint(kind="regex", text="no such rule")) == "no such rule at rank 0"
+
+    run(act)
+
+
+def test_a_rank_that_cannot_say_is_told_and_ends_nothing() -> None:
+    async def act() -> None:
+        house = House(Mesh(dp=2, ep=2))
+
+        async def busy(constraint: Constraint) -> str:
+            raise WorkerError("compiles others")
+
+        prepare, house.ranks[1].prepare = house.ranks[1].prepare, busy  # type: ignore[method-assign]
+        with pytest.raises(WorkerError, match="compiles others"):
+            await house.link.prepare(Constraint(kind="regex", text=""))
+        house.ranks[1].prepare = prepare  # type: ignore[method-assign]
+        assert await house.link.prepare(Constraint(kind="regex", text="")) == ""
+        assert not house.inquest.verdict.done()
 
     run(act)

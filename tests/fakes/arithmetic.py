@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from workers.demands import TokenLogprob
 from workers.draft.admit import admit
 from workers.plan import (
     BatchPlan,
@@ -36,6 +37,11 @@ def true_token(prompt: tuple[int, ...], position: int) -> int:
 def score_of(prompt: tuple[int, ...], position: int) -> float:
     """How sure the drafter is of the token at output position `position`, whatever it drafts there: −2 to 5.75."""
     return (zlib.crc32(repr((position, prompt)).encode()) % 32) / 4 - 2
+
+
+def logprob_of(token: int, num_top: int) -> TokenLogprob:
+    """The log-probability of a token, and those of the others that stand beside it."""
+    return TokenLogprob(token=token, logprob=-token / 8, top=tuple((other, -other / 8) for other in range(num_top)))
 
 
 def margin_of(token: int) -> float:
@@ -62,7 +68,8 @@ class Tenant:
 
 
 class FakeRank:
-    """One data-parallel rank: tenants of its own. `corrupt_uids`: sequences whose counts come back wrong."""
+    """One data-parallel rank: tenants of its own. `corrupt_uids`: sequences whose counts come back wrong.
+    silent_uids: those whose log-probabilities do not come."""
 
     def __init__(
         self,
@@ -76,10 +83,12 @@ class FakeRank:
         self.description = description
         self.tenants: dict[int, Tenant] = {}
         self.corrupt_uids = corrupt_uids
+        self.silent_uids: set[int] = set()
         self._max_step_tokens = max_step_tokens
         self._accept = accept
         self._chance = random.Random(seed)
-        self._last_epoch = 0
+        # Of each slot.
+        self._last_epochs = [0] * (description.num_slots + 1)
 
     def run(self, plan: StepPlan, batch: BatchPlan) -> BatchResult:
         self._check_and_enter(batch)
@@ -89,6 +98,7 @@ class FakeRank:
         drafted = tuple(tenant.drafts[:n] for tenant, n in zip(tenants, batch.num_drafts, strict=True))
         scores = tuple(tenant.scores[:n] for tenant, n in zip(tenants, batch.num_drafts, strict=True))
         admitted = self._admit(plan, batch, tenants)
+        fed = [tenant.num_fed for tenant in tenants]
         outcomes = [self._advance(plan, batch, column, admitted[column]) for column in range(len(tenants))]
         return BatchResult(
             emitted=tuple(emitted for emitted, _ in outcomes),
@@ -100,7 +110,20 @@ class FakeRank:
             acceptance=tuple(
                 ((1.0,) * accepted + (0.0,))[:count] for (_, accepted), count in zip(outcomes, admitted, strict=True)
             ),
+            logprobs=tuple(
+                self._tell(tenant, emitted, tenant.new.num_logprobs)
+                for tenant, (emitted, _) in zip(tenants, outcomes, strict=True)
+            ),
+            prompt_logprobs=tuple(
+                self._tell(tenant, tenant.new.prompt[1 + before : 1 + tenant.num_fed], tenant.new.num_prompt_logprobs)
+                for tenant, before in zip(tenants, fed, strict=True)
+            ),
         )
+
+    def _tell(self, tenant: Tenant, tokens: tuple[int, ...], num_top: int | None) -> tuple[TokenLogprob, ...]:
+        if num_top is None or tenant.new.uid in self.silent_uids:
+            return ()
+        return tuple(logprob_of(token, num_top) for token in tokens)
 
     def _admit(self, plan: StepPlan, batch: BatchPlan, tenants: list[Tenant]) -> tuple[int, ...]:
         confidence_BG = np.zeros((len(tenants), self.description.gamma_max), np.float32)
@@ -140,17 +163,48 @@ class FakeRank:
 
     def _enter(self, new: NewSequence) -> None:
         assert 1 <= new.slot <= self.description.num_slots
+        if new.fork is not None and new.fork.slot == new.slot:
+            self._take_place(new)
+            return
         assert new.slot not in self.tenants, f"slot {new.slot} is taken"
-        assert new.epoch > self._last_epoch, f"epoch {new.epoch} is not fresh"
-        self._last_epoch = new.epoch
+        assert new.epoch > self._last_epochs[new.slot], f"epoch {new.epoch} is not fresh"
+        self._last_epochs[new.slot] = new.epoch
         need = len(new.prompt) + new.max_tokens + self.description.gamma_max + 1
         assert len(new.tables) == len(self.description.cache_groups)
         for group, (table, num_pages) in enumerate(zip(new.tables, self.description.num_pages, strict=True)):
             assert all(1 <= page <= num_pages for page in table)
             assert len(table) * self.description.page_size >= need, f"{len(table)} pages for {need} tokens"
-            held = [page for tenant in self.tenants.values() for page in tenant.new.tables[group]]
-            assert len({*held, *table}) == len(held) + len(table), "a page has two tenants"
+            own = table if new.fork is None else table[self._num_shared(new, group) :]
+            held = {page for tenant in self.tenants.values() for page in tenant.new.tables[group]}
+            assert len(held.union(own)) == len(held) + len(own), "a page that is written to has two tenants"
         self.tenants[new.slot] = Tenant(new)
+        if new.fork is not None:
+            source = self.tenants[new.fork.slot]
+            self.tenants[new.slot].num_fed, self.tenants[new.slot].num_unfed = source.num_fed, source.num_unfed
+
+    def _num_shared(self, new: NewSequence, group: int) -> int:
+        """Pages that a sequence which forks has in common with the other one, as it should."""
+        assert new.fork is not None
+        source, num_read = self.tenants[new.fork.slot], len(new.prompt) - 1
+        assert source.new.epoch == new.fork.epoch, f"slot {new.fork.slot} is in epoch {source.new.epoch}"
+        assert source.new.prompt == new.prompt
+        assert source.num_fed == num_read > 0, f"{source.num_fed} of {num_read} tokens are there to fork from"
+        page, num_entries = divmod(num_read, self.description.page_size)
+        theirs, table = source.new.tables[group], new.tables[group]
+        assert table[:page] == theirs[:page], "pages of the prompt are not shared"
+        pair = (theirs[page], table[page]) if num_entries else None
+        assert new.fork.pages[group] == pair, f"{new.fork.pages[group]} is copied, not {pair}"
+        return page
+
+    def _take_place(self, new: NewSequence) -> None:
+        """A sequence goes on where another one of its prompt has ended before it drew a token."""
+        tenant = self.tenants[new.slot]
+        assert new.fork is not None
+        assert (new.epoch, new.fork.epoch) == (tenant.new.epoch,) * 2, f"slot {new.slot} is in epoch {tenant.new.epoch}"
+        assert (new.prompt, new.tables) == (tenant.new.prompt, tenant.new.tables)
+        assert new.fork.pages == (None,) * len(new.tables)
+        assert not tenant.emitted, "it has drawn a token"
+        tenant.new = new
 
     def _advance(self, plan: StepPlan, batch: BatchPlan, column: int, num_admitted: int) -> tuple[tuple[int, ...], int]:
         """What the sequence emits, and how many of its drafts stood."""

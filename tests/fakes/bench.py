@@ -8,8 +8,8 @@ from fakes.front import Front
 
 from runtime.bench import document
 from runtime.bench.asked import Asked
-from runtime.bench.completion import Completion, Frame
-from runtime.bench.counters import MemoryUse, ServerCounts
+from runtime.bench.completion import AT_LENGTH, Completion, Frame
+from runtime.bench.counters import DraftCounts, MemoryUse, ServerCounts
 from runtime.bench.figures import CellRun, Record
 from runtime.bench.load import Closed, Load, Policy, Slot
 from runtime.bench.prompts import Prompts
@@ -71,8 +71,10 @@ def completion_of(
     at_length: bool = True,
     failure: str = "",
     tokens: Sequence[int] | None = None,
+    finish: str = "",
+    drafts: DraftCounts | None = None,
 ) -> Completion:
-    """A frame per round, at `times_s`, or a second apart."""
+    """A frame per round, at `times_s`, or a second apart. finish: in place of what at_length says."""
     times_s = times_s or [sent_s + i + 1 for i in range(len(rounds))]
     emitted = [token for one in rounds for token in one.emitted]
     return Completion(
@@ -81,7 +83,8 @@ def completion_of(
         num_passes=len(rounds),
         sent_s=sent_s,
         frames=tuple(Frame(at_s=at_s, num_tokens=len(one.emitted)) for at_s, one in zip(times_s, rounds, strict=True)),
-        at_length=at_length,
+        drafts=drafts or DraftCounts(),
+        finish=finish or (AT_LENGTH if at_length else "EOS"),
         failure=failure,
     )
 

@@ -27,14 +27,20 @@ COUNTS = ServerCounts(
 
 
 def report_of(
-    *runs: CellRun, planned: int | None = None, temperature: float = 0.0, device: str = "cpu", records: bool = False
+    *runs: CellRun,
+    planned: int | None = None,
+    temperature: float = 0.0,
+    device: str = "cpu",
+    records: bool = False,
+    **asked: object,
 ) -> Report:
+    """asked: changes of the plan."""
     limits = NO_LIMITS.model_copy(update={"first_token_ms": 10.0})
     plan = document.Plan(
         workload="code", prompts=2, prompt_tokens=spread([3, 5]), prompt_tokens_cut=None, max_tokens=6, ignore_eos=True,
         temperature=temperature, seed=0, policies=["off", "fixed:2"], loads=[load_name(Closed(2))], requests=2,
-        warmup=1, repeats=1, limits=limits, records=records,
-    )  # fmt: skip
+        warmup=1, repeats=1, limits=limits, records=records, predictions=0, edit_every=None, constraints=0,
+    ).model_copy(update=asked)  # fmt: skip
     model = document.Model(
         name="<b>demo</b>", model_type="x", num_parameters=1, dtype="float32", numerics="default", vocab_size=9,
         context_length=9, gamma_max=8, dp=1, tp=1, ep=1, drafter="mtp",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from configs.schema import WorkerSettings
 from parallel.mesh import Mesh
+from workers.demands import Constraint
 from workers.plan import BatchPlan, BatchResult, LoadError, Progress, RankReport, StepPlan, WorkerDescription
 
 FACTORY = "fakes.counting_worker:load"
@@ -120,3 +121,9 @@ class CountingWorker:
 
     def check_integrity(self) -> list[str]:
         return []
+
+    def is_ready(self, constraint: Constraint) -> bool:
+        return True
+
+    def prepare(self, constraint: Constraint) -> str:
+        return ""

@@ -23,6 +23,7 @@ from configs.schema import (
     WorkerSettings,
 )
 from parallel.mesh import Mesh
+from workers.demands import Constraint
 from workers.draft.admit import admit
 from workers.plan import (
     BatchPlan,
@@ -54,6 +55,10 @@ _RANK_UNIT = 1000
 
 WAITING, GATE = threading.Event(), threading.Event()
 """A step of UID_WAITS sets the first and goes on when the second is set."""
+PREPARING = threading.Semaphore(0)
+"""Released by every constraint that waits for the gate."""
+READY: set[str] = set()
+"""Texts of constraints that are ready."""
 
 LOAD_ERROR = "model.layers.3.mlp.gate.weight: shape [4, 8], expected [8, 4]\nsecond line: ü " + "x" * 100_000
 
@@ -221,6 +226,20 @@ class EchoWorker:
 
     def check_integrity(self) -> list[str]:
         return [f"{self._last_step} steps"]
+
+    def is_ready(self, constraint: Constraint) -> bool:
+        return constraint.text in READY
+
+    def prepare(self, constraint: Constraint) -> str:
+        """Text `crash` raises, `wait` is ready when the gate opens, of any other each rank has a word to say, or none
+        where it is empty."""
+        if constraint.text == "crash":
+            raise ArithmeticError("the grammar said no")
+        if constraint.text == "wait":
+            PREPARING.release()
+            GATE.wait()
+            return ""
+        return f"{constraint.text} at rank {self._rank}" if constraint.text else ""
 
 
 def _admitted(plan: StepPlan, batch: BatchPlan) -> tuple[int, ...]:

@@ -12,21 +12,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
+from fakes.policies import FakePolicies
+
 from parallel.mesh import ONE_RANK, Mesh
+from runtime.books import TIME_IS_UP, last_event
 from runtime.events import ErrorEvent, EventSink, TokenEvent
-from runtime.front.errors import AbortedByOperator, MissingFeature, OutriderError, Unavailable
+from runtime.front.errors import AbortedByOperator, InvalidRequest, OutriderError, Unavailable
 from runtime.intake import Intake
 from runtime.link import RankPlace
 from runtime.live import EarlyEnd, End, LiveRequest, LiveRequests, RequestStatus
 from runtime.readiness import Readiness
-from runtime.request import FinishReason, Request
+from runtime.request import FinishReason, Request, sequences_of
 from runtime.scheduler.queue import WaitingQueue
 from runtime.settlement import Outcome, settle
 from runtime.statistics import Counters, EngineStatistics, PoolUse, RankUse
 from runtime.status import Aborted, EngineStatus, IntegrityReport
-from runtime.verification.policy import BY_SETTINGS, Fixed, Policy, PolicyState, PolicyStore
-from runtime.verification.view import AdviceReport, ProfileState, ProfileStatus, ShadowView, SpeculationView
 from state.pages import num_pages_for, num_reserved_tokens
+from workers.demands import Constraint, TokenLogprob
 from workers.plan import StepResult, StepTimings, WorkerDescription
 
 DESCRIPTION = WorkerDescription(
@@ -50,13 +52,19 @@ DESCRIPTION = WorkerDescription(
     record_bytes=5000,
     accounting=(),
 )
-NO_PROFILE = ProfileStatus(state=ProfileState.MISSING, detail="no hardware profile of this machine; measure one")
-SOUND_PROFILE = ProfileStatus(state=ProfileState.OK, detail="measured on this machine")
 
 
 def margin_of(position: int) -> float:
     """The logit gap reported at an output position: exact in float32 and another at every position."""
     return 0.5 + position
+
+
+def logprobs_of(tokens: Sequence[int], num_top: int | None) -> tuple[TokenLogprob, ...]:
+    """Those reported of tokens, exact in float32 and another for every token; () where none are wanted."""
+    if num_top is None:
+        return ()
+    top = tuple((rank, -rank / 4) for rank in range(num_top))
+    return tuple(TokenLogprob(token=token, logprob=-token / 4, top=top) for token in tokens)
 
 
 class FakeEngine:
@@ -65,8 +73,7 @@ class FakeEngine:
     Every run counts as that many less one accepted drafts; every step takes a quarter of a second on every rank.
     clock: seconds; tests pass their own.
     What was asked of it is kept in `submitted` and `aborted`. rank_violations: what each rank finds when it checks
-    itself. speculation: what its planner would say, profile and shadow among it. advice: what it advises, if anything;
-    advised: for which loads it was asked to.
+    itself. problems: of constraints that cannot be followed; prepared: those that it was asked to make ready.
     """
 
     def __init__(
@@ -85,6 +92,8 @@ class FakeEngine:
         self.submitted: list[Request] = []
         self.aborted: list[int] = []
         self.rank_violations: list[list[str]] = [[] for _ in range(mesh.size)]
+        self.problems: dict[Constraint, str] = {}
+        self.prepared: list[Constraint] = []
         self.live = LiveRequests(clock)
         self.step_id = 1
         self._sink = sink
@@ -98,43 +107,40 @@ class FakeEngine:
         self._queue = WaitingQueue()
         # Of each running request, its data-parallel rank.
         self._homes: dict[int, int] = {}
-        self.speculation = SpeculationView(profile=NO_PROFILE)
-        self.advice: AdviceReport | None = None
-        self.advised: list[tuple[int | None, int | None]] = []
-        self.num_policy_listeners = 0
-        self.policies = PolicyStore(
-            PolicyState(policy=Fixed(4), revision=1, effective_step=1, set_by=BY_SETTINGS, set_at=time.time()),
-            gamma_max=description.gamma_max,
-            profile=lambda: self.speculation.profile,
-        )
         self._counters = Counters()
         self._counters.fit(max(description.gamma_max, run_length - 1))
         self._readiness = Readiness()
         self._readiness.start()
         self._changed = asyncio.Event()
+        self.policies = FakePolicies(description.gamma_max, lambda: self.step_id, self._changed.set)
 
     @property
     def is_serving(self) -> bool:
         return self._readiness.is_serving
 
-    @property
-    def policy(self) -> PolicyState:
-        return self.policies.state
+    def next_uid(self, count: int = 1) -> int:
+        return self._intake.next_uid(count)
 
-    def next_uid(self) -> int:
-        return self._intake.next_uid()
+    async def prepare(self, constraint: Constraint) -> None:
+        try:
+            self._expect_serving()
+            self.prepared.append(constraint)
+            if self.problems.get(constraint):
+                raise InvalidRequest(f"constraint.{constraint.kind}", self.problems[constraint])
+        except OutriderError as error:
+            self.live.note_refusal(error)
+            raise
 
     def submit(self, request: Request) -> None:
         num_openings = sum(self.description.num_slots - use.running for use in self._uses())
         try:
-            if not self.is_serving:
-                raise Unavailable(f"the server is {self._readiness.explain()}; try again later")
+            self._expect_serving()
             self._intake.accept(request, self.description, num_waiting=len(self._queue), num_openings=num_openings)
         except OutriderError as error:
             self.live.note_refusal(error)
             raise
         self.submitted.append(request)
-        self.live.add(request)
+        self.live.add(*sequences_of(request))
         self._queue.push(request)
         self._changed.set()
 
@@ -147,13 +153,12 @@ class FakeEngine:
         self._end(uid, EarlyEnd.FAILED)
 
     def abort_by_id(self, request_ids: Sequence[str]) -> Aborted:
-        uids = {self.live[uid].request.request_id: uid for uid in self.live}
+        names = {uid: self.live[uid].request.request_id for uid in self.live}
         wanted = tuple(dict.fromkeys(request_ids))
-        found = tuple(request_id for request_id in wanted if request_id in uids)
-        for request_id in found:
-            error = AbortedByOperator("an operator has ended the request")
-            self.fail(uids[request_id], error, EarlyEnd.ABORTED)
-        return Aborted(aborted=found, unknown=tuple(name for name in wanted if name not in uids))
+        for uid in [uid for uid, name in names.items() if name in wanted]:
+            self.fail(uid, AbortedByOperator("an operator has ended the request"), EarlyEnd.ABORTED)
+        found = tuple(name for name in wanted if name in names.values())
+        return Aborted(aborted=found, unknown=tuple(name for name in wanted if name not in found))
 
     def add_state_listener(self, listener: Callable[[bool], None]) -> None:
         self._readiness.add_listener(listener)
@@ -170,64 +175,6 @@ class FakeEngine:
         """Refuses new requests for good."""
         self._readiness.stop()
 
-    async def set_policy(
-        self,
-        policy: Policy | None,
-        expected_revision: int | None = None,
-        *,
-        priority: int | None = None,
-        set_by: str = "",
-    ) -> PolicyState:
-        return self.policies.set(
-            policy,
-            priority=priority,
-            expected_revision=expected_revision,
-            effective_step=self.step_id,
-            set_by=set_by,
-            now=time.time(),
-        )
-
-    def add_policy_listener(self, listener: Callable[[PolicyState], None]) -> Callable[[], None]:
-        remove = self.policies.add_listener(listener)
-        self.num_policy_listeners += 1
-        self._changed.set()
-
-        def leave() -> None:
-            remove()
-            self.num_policy_listeners -= 1
-            self._changed.set()
-
-        return leave
-
-    def set_shadow(self, policy: Policy | None) -> ShadowView | None:
-        shadow = None
-        if policy is not None:
-            self.policies.check(policy)
-            self._require_profile()
-            shadow = ShadowView(
-                policy=policy,
-                steps=0,
-                agreed=0,
-                tokens=0.0,
-                step_s=0.0,
-                shadow_tokens=0.0,
-                shadow_step_s=0.0,
-                steps_by_gamma=(0,) * (self.description.gamma_max + 1),
-            )
-        self.speculation = replace(self.speculation, shadow=shadow)
-        return shadow
-
-    def advise(self, *, num_sequences: int | None = None, context: int | None = None) -> AdviceReport:
-        self._require_profile()
-        if self.advice is None:
-            raise MissingFeature("nothing has been drafted yet; ask again when requests have run")
-        self.advised.append((num_sequences, context))
-        return self.advice
-
-    def _require_profile(self) -> None:
-        if not self.speculation.profile.is_usable:
-            raise MissingFeature(f"a hardware profile: {self.speculation.profile.detail}")
-
     def statistics(self) -> EngineStatistics:
         return self._counters.view(dp_ranks=self._uses(), waiting=len(self._queue), requests=self.live.statistics())
 
@@ -242,11 +189,11 @@ class FakeEngine:
             ranks=tuple(replace(self.description, rank=rank) for rank in ranks),
             places=() if self._readiness.outage else places,
             max_waiting=self._max_waiting,
-            policy=self.policy,
+            policy=self.policies.state,
             step=self.step_id - 1,
             epoch=self._epoch,
             statistics=self.statistics(),
-            speculation=self.speculation,
+            speculation=self.policies.view,
         )
 
     def live_requests(self, limit: int) -> tuple[list[RequestStatus], int]:
@@ -284,19 +231,13 @@ class FakeEngine:
         """Admits what there is room for, then one round of every running request."""
         self._admit()
         self.step_id += 1
-        events: list[TokenEvent | ErrorEvent] = []
-        finishing: dict[int, FinishReason] = {}
-        for uid in list(self._homes):
-            event = self._emit(self.live[uid])
-            self.live.note_round(uid, event.usage)
-            events.append(event)
-            if event.finish is not None:
-                finishing[uid] = event.finish.reason
+        events = self._events()
+        finishing = {event.uid: event.finish.reason for event in events if event.finish is not None}
         timings = tuple(StepTimings(total_s=0.25, target_s=0.125) for _ in range(self.mesh.size))
         result = StepResult(step_id=self.step_id - 1, epoch=self._epoch, batches=(), timings=timings)
         self._counters.add_step(result, execute_s=0.5, host_s=0.125)
-        awaited = {event.uid for event in events if isinstance(event, TokenEvent) and event.needs_verdict}
-        verdicts = self._sink.deliver(events)
+        awaited = {event.uid for event in events if event.needs_verdict}
+        verdicts = self._sink.deliver([*events])
         assert {verdict.uid for verdict in verdicts} == awaited, "each event that needs a verdict gets one"
         for verdict in verdicts:
             if verdict.stop:
@@ -306,6 +247,15 @@ class FakeEngine:
                 self._end(verdict.uid, FinishReason.STOP_STRING if verdict.stop else EarlyEnd.FAILED)
         for uid, reason in finishing.items():
             self._end(uid, reason)
+
+    def _events(self) -> list[TokenEvent]:
+        """Of a round of every running request, and of those that wait when their time is up."""
+        events, overdue = [], self.live.overdue()
+        for uid in self._homes:
+            event = self._emit(self.live[uid])
+            self.live.note_round(uid, event.usage)
+            events.append(replace(event, finish=event.finish or TIME_IS_UP) if uid in overdue else event)
+        return [*events, *(last_event(self.live[uid]) for uid in overdue if uid not in self._homes)]
 
     async def run(self) -> None:
         """Steps for ever, whenever something is live and the ranks are there."""
@@ -323,17 +273,22 @@ class FakeEngine:
             self._changed.clear()
             await self._changed.wait()
 
+    def _expect_serving(self) -> None:
+        if not self.is_serving:
+            raise Unavailable(f"the server is {self._readiness.explain()}; try again later")
+
     def _admit(self) -> None:
         """From the head of the queue on, each to the data-parallel rank with the fewest, as long as one has room."""
-        while (request := self._queue.head) is not None:
+        while (family := self._queue.head) is not None:
             uses = self._uses()
             home = min(range(len(uses)), key=lambda dp_rank: uses[dp_rank].running)
-            num_pages = self._num_pages(request)
-            if not uses[home].slots_free or any(pool.free < num_pages for pool in uses[home].pages):
+            num_pages = sum(map(self._num_pages, family))
+            if uses[home].slots_free < len(family) or any(pool.free < num_pages for pool in uses[home].pages):
                 return
-            self._queue.remove(request.uid)
-            self._homes[request.uid] = home
-            self.live.note_start(request.uid)
+            for request in self._queue.pop():
+                self._homes[request.uid] = home
+                self.live.note_start(request.uid)
+                self.live.note_fork(request.uid, len(request.prompt) - 1 if request.index else 0)
 
     def _uses(self) -> list[RankUse]:
         """What each data-parallel rank holds, its running requests at their largest."""
@@ -348,8 +303,10 @@ class FakeEngine:
         return uses
 
     def _num_pages(self, request: Request) -> int:
-        num_tokens = len(request.prompt) + request.stopping.max_tokens
-        return num_pages_for(num_reserved_tokens(num_tokens, self.description.gamma_max), self.description.page_size)
+        """All but the first of a family share the full pages of their prompt."""
+        num_tokens, page_size = len(request.prompt) + request.stopping.max_tokens, self.description.page_size
+        num_pages = num_pages_for(num_reserved_tokens(num_tokens, self.description.gamma_max), page_size)
+        return num_pages - (len(request.prompt) - 1) // page_size if request.index else num_pages
 
     def _emit(self, live: LiveRequest) -> TokenEvent:
         stopping, done = live.request.stopping, live.usage.completion
@@ -368,9 +325,11 @@ class FakeEngine:
             num_accepted=len(run) - 1,
             emitted=tuple(run[:kept]),
             margins=tuple(map(margin_of, range(done, done + kept))),
+            logprobs=logprobs_of(run[:kept], live.request.report.num_logprobs),
         )
         self._counters.add_round(outcome)
-        return settle(live.request, live.usage, outcome)
+        told = logprobs_of(live.request.prompt[1:], live.request.report.num_prompt_logprobs)
+        return settle(live.request, live.usage, outcome, told)
 
     def _end(self, uid: int, end: End) -> None:
         if uid in self.live:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
 from fakes.front_sink import RecordingSink
 from fakes.worker import FakeSource, describe
@@ -18,6 +19,8 @@ SETTINGS = ServeSettings(
     scheduler=SchedulerSettings(max_step_tokens=32, max_waiting=3),
     speculation=SpeculationSettings(gamma=3, gamma_max=4),
 )
+P = ParamSpec("P")
+
 LENGTH = Finish(reason=FinishReason.LENGTH)
 
 
@@ -88,11 +91,11 @@ async def house(
     assert built.source.is_stopped
 
 
-def asynchronous(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """Runs a test on an event loop of its own."""
 
-    def run() -> None:
-        asyncio.run(test())
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
 
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fakes.worker import EOS
 
-from runtime.request import Request, SamplingParams, StopParams
+from runtime.request import ReportParams, Request, SamplingParams, StopParams
 
 
 def request(
@@ -20,6 +20,8 @@ def request(
     report_rounds: bool = False,
     prompt_of: int | None = None,
     max_drafts: int | None = None,
+    time_limit_s: float | None = None,
+    n: int = 1,
 ) -> Request:
     """A greedy request whose prompt, and so whose tokens, follow from its uid, or from that of `prompt_of`. Without
     `eos` it runs to max_tokens."""
@@ -34,8 +36,10 @@ def request(
             eos_token_ids=(EOS,) if eos else (),
             stop_token_ids=stop_token_ids,
             stop_strings=stop_strings,
+            time_limit_s=time_limit_s,
         ),
         priority=priority,
-        report_rounds=report_rounds,
+        report=ReportParams(rounds=report_rounds),
         max_drafts=max_drafts,
+        n=n,
     )

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from configs.schema import WorkerSettings
+from workers.demands import Constraint
 from workers.plan import Progress, RankReport, StepPlan
 from workers.step import Worker
 
@@ -119,6 +120,12 @@ class SabotagedWorker:
 
     def check_integrity(self) -> list[str]:
         return self._worker.check_integrity()
+
+    def is_ready(self, constraint: Constraint) -> bool:
+        return self._worker.is_ready(constraint)
+
+    def prepare(self, constraint: Constraint) -> str:
+        return self._worker.prepare(constraint)
 
     def _sabotaged(self, run: Callable[[str, Callable[[], Any]], None]) -> Callable[[str, Callable[[], Any]], None]:
         def sabotaged(kind: str, launch: Callable[[], Any]) -> None:

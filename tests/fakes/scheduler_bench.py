@@ -11,7 +11,7 @@ from fakes.worker import FakeGroup, describe, true_stream
 
 from configs.schema import SchedulerSettings, ServeSettings
 from runtime.life import begin_life
-from runtime.request import Request
+from runtime.request import Request, sequences_of
 from runtime.scheduler.group import GroupScheduler
 from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.scheduler import Scheduler
@@ -48,7 +48,7 @@ class Bench:
 
     def submit(self, *requests: Request) -> None:
         for each in requests:
-            self.requests[each.uid] = each
+            self.requests |= {sequence.uid: sequence for sequence in sequences_of(each)}
             self.queue.push(each)
 
     def home_of(self, uid: int) -> int:

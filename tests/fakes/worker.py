@@ -11,6 +11,7 @@ from fakes.arithmetic import EOS, VOCAB_SIZE, FakeRank, Tenant, margin_of, true_
 from parallel.mesh import Mesh
 from runtime.link import RankPlace, RankProgress
 from runtime.request import Request
+from workers.demands import Constraint
 from workers.plan import (
     NUM_TEMPERATURE_CLASSES,
     StepPlan,
@@ -65,6 +66,8 @@ class FakeGroup:
     rank_violations: what each rank says when it is to check itself.
     gated: a step waits for `let_go` before it answers.
     corrupt_uids: sequences whose counts come back wrong.
+    prepared: constraints that were made ready. problems, prepare_errors: why some cannot be followed, or could not be
+    compiled, by text.
     """
 
     def __init__(
@@ -87,6 +90,9 @@ class FakeGroup:
         self.plans: list[StepPlan] = []
         self.violations: list[str] = []
         self.corrupt_uids: set[int] = set()
+        self.prepared: list[Constraint] = []
+        self.problems: dict[str, str] = {}
+        self.prepare_errors: dict[str, WorkerError] = {}
         self.dp_ranks = [
             FakeRank(
                 description,
@@ -151,6 +157,14 @@ class FakeGroup:
             raise WorkerLost(self.lost.result())
         return self.rank_violations
 
+    async def prepare(self, constraint: Constraint) -> str:
+        if self.lost.done():
+            raise WorkerLost(self.lost.result())
+        if constraint.text in self.prepare_errors:
+            raise self.prepare_errors[constraint.text]
+        self.prepared.append(constraint)
+        return self.problems.get(constraint.text, "")
+
     def run(self, plan: StepPlan) -> StepResult:
         """One step. Raises AssertionError, and notes it, when the plan breaks the contract.
 
@@ -207,6 +221,9 @@ class FakeSource:
         self.is_stopped = False
         self.hold_restarts = False
         self.release_restarts = asyncio.Event()
+        # Of all groups, before and after a restart.
+        self.problems: dict[str, str] = {}
+        self.prepare_errors: dict[str, WorkerError] = {}
         self._options = group_options
 
     @property
@@ -243,5 +260,6 @@ class FakeSource:
 
     def _next(self) -> FakeGroup:
         group = FakeGroup(self.description, epoch=len(self.groups) + 1, **self._options)  # type: ignore[arg-type]
+        group.problems, group.prepare_errors = self.problems, self.prepare_errors
         self.groups.append(group)
         return group

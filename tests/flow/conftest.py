@@ -16,5 +16,5 @@ def reference_house() -> Iterator[House]:
 
 @pytest.fixture(scope="session")
 def house() -> Iterator[House]:
-    with open_house() as house:
+    with open_house(speculation__allow_typical=True) as house:
         yield house

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -93,6 +94,45 @@ def test_an_idle_rank_that_dies_is_replaced(faulty_house: House) -> None:
     house.run(house.client.wait_ready("outrider.v1.InferenceService", 60))
     assert len(house.run(house.generate(request("x", 5, ignore_eos=True))).ids) == 5
     assert all(map(is_gone, before))
+
+
+@pytest.mark.parametrize(
+    "faulty_house", [ONE[0], pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.full])], indirect=True
+)
+def test_who_waits_with_a_constraint_is_served_by_the_next_ranks(faulty_house: House) -> None:
+    """They have compiled nothing, and the process that the old rank tried constraints in is gone with it."""
+    house = faulty_house
+    waiting = [request("x", 12, temperature=0.7, seed=seed) for seed in range(2)]
+    for one, pattern in zip(waiting, ("[a-f]{4,8}", "[g-m]{4,8}"), strict=True):
+        one.constraint.regex = pattern
+    expected = [house.run(house.generate(one)).text for one in waiting]
+    rank = house.deployment.supervisor.launched[0].pid
+    children = children_of(rank)
+    assert children
+
+    async def run() -> list[str]:
+        flags = [
+            asyncio.Event()
+            for _ in range(house.deployment.engine.mesh.dp * house.deployment.engine.description.num_slots)
+        ]
+        streams = [asyncio.create_task(until_code(house, flag)) for flag in flags]
+        await asyncio.gather(*(flag.wait() for flag in flags))
+        replies = [asyncio.create_task(house.generate(one)) for one in waiting]
+        while house.deployment.statistics().waiting < len(waiting):
+            await asyncio.sleep(0.01)
+        os.kill(rank, signal.SIGKILL)
+        assert set(await asyncio.gather(*streams)) == {grpc.StatusCode.UNAVAILABLE}
+        return [reply.text for reply in await asyncio.gather(*replies)]
+
+    assert house.run(run(), timeout_s=120) == expected
+    assert all(map(is_gone, children))
+    house.check_baseline()
+
+
+def children_of(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 def test_an_operator_is_answered_while_ranks_are_lost(faulty_house: House) -> None:

@@ -14,7 +14,7 @@ from runtime.front import convert
 from runtime.front.convert import ServedModel
 from runtime.front.defaults import SamplingDefaults
 from runtime.front.errors import InvalidRequest, UnknownModel
-from runtime.request import Request, SamplingParams, StopParams
+from runtime.request import ReportParams, Request, SamplingParams, StopParams
 
 MODEL = ServedModel(
     name="demo",
@@ -44,7 +44,8 @@ def test_defaults_of_an_empty_request() -> None:
     assert (request.uid, request.request_id, request.prompt) == (7, "r", (1, 2, 3))
     assert replace(request.sampling, seed=0) == SamplingParams()
     assert request.stopping == StopParams(max_tokens=16, eos_token_ids=(0,))
-    assert (request.priority, request.report_rounds, request.max_drafts) == (0, False, None)
+    assert (request.priority, request.report, request.max_drafts) == (0, ReportParams(), None)
+    assert (request.n, request.prediction, request.looks_back, request.oracle) == (1, (), False, None)
 
 
 def test_defaults_of_the_checkpoint_apply_to_absent_fields_only() -> None:
@@ -68,7 +69,7 @@ def test_every_field_arrives() -> None:
     request = convert_request(message)
     assert request.sampling == SamplingParams(temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9, coupled=True)
     assert request.stopping == StopParams(max_tokens=4, stop_token_ids=(5, 6), stop_strings=("a", "b"))
-    assert (request.priority, request.report_rounds, request.max_drafts) == (-3, True, 3)
+    assert (request.priority, request.report, request.max_drafts) == (-3, ReportParams(rounds=True), 3)
 
 
 @pytest.mark.parametrize("max_drafts", [0, 8, 9, 2**32 - 1])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,23 +18,34 @@ from configs.load import load_settings
 from parallel.mesh import ONE_RANK
 from runtime.engine import Engine
 from runtime.front.engine_link import EngineLink
-from runtime.front.errors import DuplicateRequest, InvalidRequest, StaleRevision
+from runtime.front.errors import AbortedByOperator, DuplicateRequest, InvalidRequest, StaleRevision, Unavailable
 from runtime.request import Finish, FinishReason
 from runtime.verification.policy import Fixed, Off
+from workers.demands import Constraint
 
+NO_PROBLEMS: Mapping[Constraint, str] = {}
 both = pytest.mark.parametrize("kind", ["real", "fake"])
 
 
 @asynccontextmanager
-async def engine_of(kind: str, sink: RecordingSink) -> AsyncIterator[EngineLink]:
+async def engine_of(
+    kind: str,
+    sink: RecordingSink,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    problems: Mapping[Constraint, str] = NO_PROBLEMS,
+) -> AsyncIterator[EngineLink]:
     """A serving engine that emits `true_stream` of each request."""
     if kind == "real":
-        engine = Engine(load_settings(None, {}), FakeSource(describe()), sink)
+        source = FakeSource(describe())
+        engine = Engine(load_settings(None, {}), source, sink, clock=clock)
         await engine.start()
+        source.group.problems = {constraint.text: problem for constraint, problem in problems.items()}
         yield engine
         await engine.stop(0)
         return
-    fake = FakeEngine(sink, true_stream, description=describe())
+    fake = FakeEngine(sink, true_stream, description=describe(), clock=clock)
+    fake.problems = dict(problems)
     running = asyncio.create_task(fake.run())
     yield fake
     running.cancel()
@@ -108,17 +120,50 @@ async def test_what_is_refused_brings_no_event(kind: str) -> None:
 
 @both
 @in_loop
+async def test_a_request_whose_time_is_up_ends_with_what_is_there_wherever_it_is(kind: str) -> None:
+    """Three run, and one waits for their pages. Time passes once the first tokens are told."""
+    sink = RecordingSink()
+    async with engine_of(kind, sink, clock=lambda: float(bool(sink.batches))) as engine:
+        uids = [engine.next_uid() for _ in range(4)]
+        for uid in uids:
+            engine.submit(request(uid, max_tokens=8, stop_strings=("x",), time_limit_s=0.5))
+        await sink.wait_for_end(*uids)
+        counted = engine.status().statistics.requests
+    assert [sink.end_of(uid) for uid in uids] == [Finish(reason=FinishReason.TIME_LIMIT)] * 4
+    assert [bool(sink.tokens[uid]) for uid in uids] == [True, True, True, False]
+    assert counted.ended == {FinishReason.TIME_LIMIT: 4}
+    assert counted.output_tokens.total == sum(map(len, sink.tokens.values()))
+    assert all(usage.completion == len(sink.tokens[uid]) for uid, usage in sink.usage.items())
+    assert all(event.needs_verdict for event in sink.token_events)
+
+
+@both
+@in_loop
+async def test_what_cannot_be_prepared_is_refused_by_its_field(kind: str) -> None:
+    wrong, fine = (Constraint(kind="lark", text=text) for text in ("start: rule", "start: /a/"))
+    async with engine_of(kind, RecordingSink(), problems={wrong: "no such rule"}) as engine:
+        assert await engine.prepare(fine) is None
+        with pytest.raises(InvalidRequest, match=r"^constraint\.lark: no such rule$"):
+            await engine.prepare(wrong)
+        assert engine.status().statistics.requests.refused["InvalidRequest"] == 1
+        engine.drain()
+        with pytest.raises(Unavailable, match="draining"):
+            await engine.prepare(fine)
+
+
+@both
+@in_loop
 async def test_the_policy_is_compared_and_set(kind: str) -> None:
     async with engine_of(kind, RecordingSink()) as engine:
-        before = engine.policy
-        after = await engine.set_policy(Off(), before.revision)
-        assert engine.policy == after
+        before = engine.policies.state
+        after = await engine.policies.set(Off(), before.revision)
+        assert engine.policies.state == after
         assert (after.policy, after.revision) == (Off(), before.revision + 1)
         with pytest.raises(StaleRevision):
-            await engine.set_policy(Fixed(1), before.revision)
+            await engine.policies.set(Fixed(1), before.revision)
         with pytest.raises(InvalidRequest):
-            await engine.set_policy(Fixed(5), None)
-        assert engine.policy == after
+            await engine.policies.set(Fixed(5), None)
+        assert engine.policies.state == after
 
 
 @both
@@ -129,3 +174,28 @@ async def test_the_engine_describes_itself_and_serves(kind: str) -> None:
         assert engine.description == describe()
         assert engine.mesh == ONE_RANK
         assert engine.next_uid() < engine.next_uid()
+
+
+@both
+@in_loop
+async def test_a_family_is_submitted_once_and_has_streams_usage_and_a_name_together(kind: str) -> None:
+    sink = RecordingSink()
+    async with engine_of(kind, sink) as engine:
+        uid = engine.next_uid(3)
+        family = request(uid, num_prompt=6, max_tokens=5, n=3, request_id="name")
+        engine.submit(family)
+        with pytest.raises(DuplicateRequest):
+            engine.submit(request(engine.next_uid(), request_id="name"))
+        await sink.wait_for_end(uid, uid + 1, uid + 2)
+        engine.submit(again := request(engine.next_uid(), max_tokens=2, request_id="name"))
+        await sink.wait_for_end(again.uid)
+        with pytest.raises(InvalidRequest) as refusal:
+            engine.submit(request(engine.next_uid(5), n=5))
+        assert refusal.value.field == "n"
+        many = request(engine.next_uid(2), num_prompt=6, max_tokens=5, n=2)
+        engine.submit(many)
+        assert engine.abort_by_id([many.request_id]).aborted == (many.request_id,)
+    assert [tuple(sink.tokens[uid + i]) for i in range(3)] == [true_stream(family)] * 3
+    assert [sink.usage[uid + i].cached for i in range(3)] == [0, 5, 5]
+    assert len({sink.usage[uid + i].seed for i in range(3)}) == 3
+    assert all(isinstance(sink.end_of(many.uid + i), AbortedByOperator) for i in range(2))

@@ -158,7 +158,7 @@ async def test_the_status_tells_what_every_rank_holds(kind: str) -> None:
         assert (first.state, first.outage, first.step, first.epoch) == (ServerState.SERVING, "", 0, 1)
         assert (first.mesh, len(first.places)) == (Mesh(dp=2, ep=2), 2)
         assert [(rank.rank, rank.num_ranks, rank.num_slots) for rank in first.ranks] == [(0, 2, 4), (1, 2, 4)]
-        assert first.policy == h.engine.policy
+        assert first.policy == h.engine.policies.state
         assert first.max_waiting == 1024
         for _ in range(7):
             h.engine.submit(request(h.engine.next_uid(), max_tokens=8))
@@ -179,7 +179,7 @@ async def test_the_status_tells_what_every_rank_holds(kind: str) -> None:
         assert len(statistics.drafted_per_position) == h.engine.description.gamma_max
         assert statistics.timings.total_s > 0
         assert statistics.check_integrity() == []
-        policy = await h.engine.set_policy(Off(), None)
+        policy = await h.engine.policies.set(Off(), None)
         assert h.engine.status().policy == policy
 
 
@@ -314,17 +314,17 @@ async def test_every_rank_checks_itself_and_is_named_with_what_it_finds(kind: st
 @in_loop
 async def test_a_change_of_policy_says_who_made_it_and_every_listener_hears_of_it(kind: str) -> None:
     async with held(kind) as h:
-        began, first = time.time(), h.engine.policy
+        began, first = time.time(), h.engine.policies.state
         assert "settings" in first.set_by
         assert (first.revision, first.num_changes, first.classes) == (1, 0, ())
         heard: tuple[list[PolicyState], list[PolicyState]] = ([], [])
-        leave, _ = (h.engine.add_policy_listener(one.append) for one in heard)
-        state = await h.engine.set_policy(Off(), 1, set_by="ipv4:10.0.0.7:1")
+        leave, _ = (h.engine.policies.add_listener(one.append) for one in heard)
+        state = await h.engine.policies.set(Off(), 1, set_by="ipv4:10.0.0.7:1")
         assert (state.policy, state.revision, state.set_by, state.num_changes) == (Off(), 2, "ipv4:10.0.0.7:1", 1)
         assert began <= state.set_at <= time.time()
-        assert h.engine.policy == state == h.engine.status().policy
+        assert h.engine.policies.state == state == h.engine.status().policy
         leave()
-        later = await h.engine.set_policy(Fixed(2), None, set_by="b")
+        later = await h.engine.policies.set(Fixed(2), None, set_by="b")
         assert heard == ([state], [state, later])
 
 
@@ -332,18 +332,18 @@ async def test_a_change_of_policy_says_who_made_it_and_every_listener_hears_of_i
 @in_loop
 async def test_a_priority_has_a_policy_of_its_own_until_it_is_removed(kind: str) -> None:
     async with held(kind) as h:
-        default = h.engine.policy.policy
-        await h.engine.set_policy(Off(), None, priority=3)
-        state = await h.engine.set_policy(Fixed(1), 2, priority=-1)
+        default = h.engine.policies.state.policy
+        await h.engine.policies.set(Off(), None, priority=3)
+        state = await h.engine.policies.set(Fixed(1), 2, priority=-1)
         assert (state.policy, state.classes, state.revision) == (default, ((-1, Fixed(1)), (3, Off())), 3)
-        state = await h.engine.set_policy(None, None, priority=3)
-        assert (state.classes, h.engine.policy) == (((-1, Fixed(1)),), state)
+        state = await h.engine.policies.set(None, None, priority=3)
+        assert (state.classes, h.engine.policies.state) == (((-1, Fixed(1)),), state)
         for policy, priority, field in ((None, 3, "priority"), (None, None, "policy"), (Fixed(5), 1, "policy.fixed")):
             with pytest.raises(InvalidRequest, match=f"^{field}"):
-                await h.engine.set_policy(policy, None, priority=priority)
+                await h.engine.policies.set(policy, None, priority=priority)
         with pytest.raises(StaleRevision):
-            await h.engine.set_policy(Off(), 3, priority=9)
-        assert h.engine.policy == state
+            await h.engine.policies.set(Off(), 3, priority=9)
+        assert h.engine.policies.state == state
 
 
 @both
@@ -356,14 +356,14 @@ async def test_without_a_profile_nothing_is_planned_by_one_and_the_refusals_say_
         words = re.escape(profile.detail)
         for priority in (None, 2):
             with pytest.raises(MissingFeature, match=words):
-                await h.engine.set_policy(Dynamic(), None, priority=priority)
+                await h.engine.policies.set(Dynamic(), None, priority=priority)
         for shadow in (Dynamic(), Fixed(1)):
             with pytest.raises(MissingFeature, match=words):
-                h.engine.set_shadow(shadow)
+                h.engine.policies.set_shadow(shadow)
         with pytest.raises(MissingFeature, match=words):
-            h.engine.advise()
+            h.engine.policies.advise()
         with pytest.raises(InvalidRequest, match=r"policy\.fixed\.gamma"):
-            h.engine.set_shadow(Fixed(5))
-        assert h.engine.set_shadow(None) is None, "there was none"
+            h.engine.policies.set_shadow(Fixed(5))
+        assert h.engine.policies.set_shadow(None) is None, "there was none"
         status = h.engine.status()
         assert (status.speculation.shadow, status.speculation.fallback, status.policy.revision) == (None, "", 1)

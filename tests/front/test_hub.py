@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from fakes.front import TOKENIZER, in_loop
@@ -12,8 +13,9 @@ from configs.schema import ServerSettings
 from runtime.events import ErrorEvent, TokenEvent, Verdict
 from runtime.front.errors import InternalError, SlowReader, Unavailable
 from runtime.front.hub import BUSY_STREAMS, Pace, StreamHub
-from runtime.request import Finish, FinishReason, Usage
-from runtime.stream.text_stream import TextStream
+from runtime.request import Finish, FinishReason, ReportParams, StopParams, Usage
+from runtime.stream.text_stream import NO_REPORT, TextStream
+from workers.demands import TokenLogprob
 
 SETTINGS = ServerSettings(max_frame_tokens_unread=4, coalesce_ms=2)
 LENGTH = Finish(reason=FinishReason.LENGTH)
@@ -26,8 +28,9 @@ def event(
     return TokenEvent(uid=uid, tokens=tokens, usage=usage, finish=finish, needs_verdict=needs_verdict)
 
 
-def text(*stops: str) -> TextStream:
-    return TextStream(TOKENIZER.detokenizer(), stops)
+def text(*stops: str, report: ReportParams = NO_REPORT, prompt: tuple[int, ...] = ()) -> TextStream:
+    stopping = StopParams(max_tokens=1000, stop_strings=stops)
+    return TextStream(TOKENIZER.detokenizer(), stopping, report, prompt=prompt)
 
 
 class VirtualTime:
@@ -107,6 +110,43 @@ async def test_a_slow_reader_fails_alone_and_is_aborted_after_the_delivery() -> 
 
 
 @in_loop
+async def test_an_echoed_prompt_does_not_make_a_slow_reader() -> None:
+    hub = StreamHub(SETTINGS)
+    with hub.stream(1, text(report=ReportParams(echo=True), prompt=(70,) * 9), abort=pytest.fail) as stream:
+        hub.deliver([event(1, (65,)), event(1, (66,))])
+        assert (await stream.take()).token_ids == (*(70,) * 9, 65, 66)
+
+
+@in_loop
+async def test_what_is_told_of_the_prompt_waits_for_the_first_token() -> None:
+    hub = StreamHub(SETTINGS)
+    told = (TokenLogprob(token=5, logprob=-1.5), TokenLogprob(token=6, logprob=-2.5))
+    with hub.stream(1, text(), abort=pytest.fail) as stream:
+        for one in told:
+            hub.deliver([replace(event(1, ()), prompt_logprobs=(one,), usage=Usage(prompt=3))])
+        assert not stream.is_ready
+        said = TokenLogprob(token=65, logprob=-0.5)
+        hub.deliver([replace(event(1, (65,)), logprobs=(said,))])
+        delta = await stream.take()
+        assert (delta.token_ids, delta.logprobs, delta.prompt_logprobs) == ((65,), (said,), told)
+        hub.deliver([event(1, (66,), finish=LENGTH)])
+        delta = await stream.take()
+        assert (delta.logprobs, delta.prompt_logprobs) == ((), ())
+
+
+@in_loop
+async def test_a_time_limit_ends_a_stream_that_nothing_had_come_to() -> None:
+    hub = StreamHub(SETTINGS)
+    late = Finish(reason=FinishReason.TIME_LIMIT)
+    for whole in (False, True):
+        with hub.stream(1, text("END"), abort=pytest.fail, whole=whole) as stream:
+            nothing = replace(event(1, (), finish=late, needs_verdict=True), usage=Usage(prompt=3, seed=5))
+            assert hub.deliver([nothing]) == [Verdict(uid=1, stop=False)]
+            delta = await stream.take()
+            assert (delta.text, delta.token_ids, delta.usage, delta.finish) == ("", (), Usage(prompt=3, seed=5), late)
+
+
+@in_loop
 async def test_one_large_event_does_not_make_a_slow_reader() -> None:
     hub = StreamHub(SETTINGS)
     with hub.stream(1, text(), abort=pytest.fail) as stream:
@@ -183,7 +223,7 @@ async def test_a_defect_in_one_stream_spares_the_others(caplog: pytest.LogCaptur
 
     hub, aborted = StreamHub(SETTINGS), []
     with (
-        hub.stream(1, TextStream(Broken()), abort=aborted.append) as broken,
+        hub.stream(1, TextStream(Broken(), StopParams(max_tokens=9)), abort=aborted.append) as broken,
         hub.stream(2, text(), abort=aborted.append) as fine,
     ):
         verdicts = hub.deliver([event(1, (65,), needs_verdict=True), event(2, (66,))])

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 from fakes.advice import ADVICE
-from fakes.engine import SOUND_PROFILE
 from fakes.front import in_loop, request_for, serving, status_of
+from fakes.policies import SOUND_PROFILE
 from google.protobuf.message_factory import GetMessageClass
 
 from outrider.v1 import operator_pb2, operator_pb2_grpc
@@ -124,7 +124,7 @@ def test_fields_that_nobody_knows_are_refused_before_anything_is_done(name: str)
                 "Abort": operator_pb2.AbortRequest(request_ids=["a"]),
             }
             data = sound[name].SerializeToString() if name in sound else b""
-            front.engine.speculation, front.engine.advice = SpeculationView(profile=SOUND_PROFILE), ADVICE
+            front.engine.policies.view, front.engine.policies.advice = SpeculationView(profile=SOUND_PROFILE), ADVICE
             code, text = await status_of(stub_call(stub, name, data + UNKNOWN_FIELD))
             assert code is Code.INVALID_ARGUMENT
             assert text == (

@@ -10,7 +10,7 @@ from fakes.engine import DESCRIPTION
 from fakes.front import in_loop, request_for, serving, status_of
 from grpc import StatusCode
 
-from outrider.v1.inference_pb2 import GenerateRequest, Oracle
+from outrider.v1.inference_pb2 import GenerateRequest, Oracle, Prediction
 from outrider.v1.types_pb2 import Sampling
 from runtime.front import convert
 from runtime.front.convert import ServedModel
@@ -57,6 +57,11 @@ def test_a_recording_is_passed_on_and_a_request_has_none_by_default() -> None:
         (asking(Oracle(continuation=[1], acceptance=1.5)), "oracle.acceptance: 1.5 is not from 0 to 1"),
         (asking(Oracle(continuation=[1], acceptance=math.nan)), "oracle.acceptance: nan is not from 0 to 1"),
         (asking(Oracle(continuation=[1]), Sampling(temperature=0.5)), "oracle: goes with greedy requests only"),
+        (
+            GenerateRequest(oracle=Oracle(continuation=[1]), sampling=GREEDY, prediction=Prediction(text="x")),
+            "prediction: goes without oracle",
+        ),
+        (GenerateRequest(oracle=Oracle(continuation=[1]), sampling=GREEDY, ngram=True), "ngram: goes without oracle"),
         (asking(Oracle(continuation=[1]), Sampling()), "oracle: goes with greedy requests only; set sampling.temp"),
     ],
 )

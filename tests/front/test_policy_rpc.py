@@ -9,8 +9,8 @@ import time
 import grpc
 import pytest
 from fakes.advice import ADVICE, SHADOW, VIEW
-from fakes.engine import NO_PROFILE, SOUND_PROFILE
 from fakes.front import in_loop, request_for, serving, status_of
+from fakes.policies import NO_PROFILE, SOUND_PROFILE
 
 from outrider.v1 import operator_pb2, operator_pb2_grpc
 from runtime.front import policy_messages
@@ -32,10 +32,10 @@ async def test_a_dynamic_policy_needs_a_profile_and_then_is_in_force() -> None:
         code, text = await status_of(front.client.switch_policy(wanted))
         assert (code, text) == (Code.FAILED_PRECONDITION, f"policy.dynamic: {NO_PROFILE.detail}")
         assert (await front.client.get_policy()).revision == 1
-        front.engine.speculation = MEASURED
+        front.engine.policies.view = MEASURED
         state = await front.client.switch_policy(wanted, expected_revision=1)
         assert (state.policy, state.revision, state.fallback) == (wanted, 2, "")
-        front.engine.speculation = SpeculationView(profile=NO_PROFILE, fallback="the profile went stale")
+        front.engine.policies.view = SpeculationView(profile=NO_PROFILE, fallback="the profile went stale")
         assert (await front.client.get_policy()).fallback == "the profile went stale"
         assert (await front.client.get_status()).policy.fallback == "the profile went stale"
 
@@ -59,7 +59,7 @@ async def test_what_this_server_cannot_serve_is_refused_by_field(
     policy: Policy, field: str, priority: int | None
 ) -> None:
     async with serving() as front:
-        front.engine.speculation = MEASURED
+        front.engine.policies.view = MEASURED
         code, text = await status_of(front.client.switch_policy(message_of(policy), priority=priority))
         assert (code, text.startswith(field)) == (Code.INVALID_ARGUMENT, True), text
         if priority is None:
@@ -121,7 +121,7 @@ async def test_a_client_that_leaves_while_its_policy_is_kept_is_named_all_the_sa
 ) -> None:
     with caplog.at_level(logging.INFO, "outrider.audit"):
         async with serving() as front:
-            began, written, set_policy = asyncio.Event(), asyncio.Event(), front.engine.set_policy
+            began, written, set_policy = asyncio.Event(), asyncio.Event(), front.engine.policies.set
 
             async def set_and_keep(*args: object, **kwargs: object) -> PolicyState:
                 state = await set_policy(*args, **kwargs)
@@ -129,7 +129,7 @@ async def test_a_client_that_leaves_while_its_policy_is_kept_is_named_all_the_sa
                 await written.wait()
                 return state
 
-            monkeypatch.setattr(front.engine, "set_policy", set_and_keep)
+            monkeypatch.setattr(front.engine.policies, "set", set_and_keep)
             setting = asyncio.create_task(front.client.set_policy(2))
             await began.wait()
             setting.cancel()
@@ -149,7 +149,7 @@ async def test_a_shadow_is_set_replaced_and_ended_and_the_log_tells(caplog: pyte
             for policy in (Dynamic(), Fixed(2)):
                 code, text = await status_of(front.client.set_shadow(message_of(policy)))
                 assert (code, NO_PROFILE.detail in text) == (Code.FAILED_PRECONDITION, True)
-            front.engine.speculation = MEASURED
+            front.engine.policies.view = MEASURED
             shadow = await front.client.set_shadow(message_of(Fixed(2)))
             assert (shadow.policy.fixed.gamma, shadow.steps) == (2, 0)
             assert list(shadow.steps_by_gamma) == [0] * 9
@@ -167,20 +167,20 @@ async def test_advice_is_the_engines_for_the_load_asked_about() -> None:
     async with serving() as front:
         code, text = await status_of(front.client.advise())
         assert (code, NO_PROFILE.detail in text) == (Code.FAILED_PRECONDITION, True)
-        front.engine.speculation = MEASURED
+        front.engine.policies.view = MEASURED
         code, text = await status_of(front.client.advise())
         assert (code, "nothing has been drafted" in text) == (Code.FAILED_PRECONDITION, True)
-        front.engine.advice = ADVICE
+        front.engine.policies.advice = ADVICE
         assert await front.client.advise() == policy_messages.advice_message(ADVICE)
         await front.client.advise(num_sequences=1, context=1)
         await front.client.advise(num_sequences=4096)
-        assert front.engine.advised == [(None, None), (1, 1), (4096, None)]
+        assert front.engine.policies.advised == [(None, None), (1, 1), (4096, None)]
 
 
 @in_loop
 async def test_the_status_tells_what_the_planner_does() -> None:
     async with serving() as front:
-        front.engine.speculation = VIEW
+        front.engine.policies.view = VIEW
         told = (await front.client.get_status()).speculation
         assert told == policy_messages.speculation_message(VIEW, front.engine.status().statistics)
         assert told.shadow == policy_messages.shadow_message(SHADOW)

@@ -35,7 +35,7 @@ async def end_of(call: grpc.aio.Call) -> tuple[grpc.StatusCode, str]:
 
 async def until_watched_by(front: Front, num_watchers: int) -> None:
     """Returns when so many listen: a call that is cancelled ends a few turns later."""
-    await front.engine.until(lambda: front.engine.num_policy_listeners == num_watchers)
+    await front.engine.until(lambda: front.engine.policies.num_listeners == num_watchers)
 
 
 @in_loop
@@ -48,7 +48,7 @@ async def test_a_watch_begins_with_what_is_in_force_and_tells_each_change() -> N
         own = await front.client.switch_policy(off.policy, priority=3)
         assert await read(call) == own
         assert own.classes[0].priority == 3
-        front.engine.policies.fit(2, effective_step=9, now=0.0)
+        front.engine.policies.store.fit(2, effective_step=9, now=0.0)
         gone = await front.client.switch_policy(None, priority=3)
         assert await read(call) == gone, "a worker's new limit changes nothing here"
         call.cancel()
@@ -59,10 +59,10 @@ async def test_a_change_of_what_a_policy_comes_to_is_told_too() -> None:
     async with serving() as front:
         call = front.client.watch_policy()
         assert (await read(call)).fallback == ""
-        front.engine.speculation = SpeculationView(
-            profile=front.engine.speculation.profile, fallback="the profile went stale"
+        front.engine.policies.view = SpeculationView(
+            profile=front.engine.policies.view.profile, fallback="the profile went stale"
         )
-        front.engine.policies.announce()
+        front.engine.policies.store.announce()
         assert (await read(call)).fallback == "the profile went stale"
         call.cancel()
 
@@ -88,9 +88,9 @@ async def test_changes_in_a_row_are_told_as_one_and_the_newest_is_never_missed()
         call = front.client.watch_policy()
         await read(call)
         for gamma in range(1, 9):  # without a turn of the loop between them
-            await front.engine.set_policy(Fixed(gamma))
+            await front.engine.policies.set(Fixed(gamma))
         assert (await read(call)).revision == 9
-        await front.engine.set_policy(Off())
+        await front.engine.policies.set(Off())
         assert (await read(call)).revision == 10, "and nothing in between waits to be told"
         call.cancel()
 
@@ -103,7 +103,7 @@ async def test_a_reader_that_sleeps_holds_up_nobody_and_finds_the_newest_state_l
         await read(reader)
         name = "x" * 1_000_000  # a few of them fill what gRPC sends unread
         for number in range(30):
-            state = await front.engine.set_policy(Fixed(number % 5), set_by=name)
+            state = await front.engine.policies.set(Fixed(number % 5), set_by=name)
             assert (await read(reader)).revision == state.revision
         revisions = []
         while not revisions or revisions[-1] != state.revision:
@@ -166,14 +166,14 @@ async def test_a_watch_lasts_while_streams_end_and_ends_with_them() -> None:
 @in_loop
 async def test_where_watches_have_ended_none_begins() -> None:
     async with serving() as front:
-        watches = policy_watch.PolicyWatches(front.engine)
+        watches = policy_watch.PolicyWatches(front.engine.policies)
         with watches.open() as watch:
             await watches.stop(0)
             with pytest.raises(Unavailable, match="stopping"):
                 await watch.next_change()
         with pytest.raises(Unavailable, match="stopping"), watches.open():
             pass
-        assert front.engine.num_policy_listeners == 0
+        assert front.engine.policies.num_listeners == 0
 
 
 @in_loop
@@ -184,7 +184,7 @@ async def test_a_stop_does_not_wait_for_a_watcher_that_reads_nothing(monkeypatch
         await read(sleeper)
         await read(reader)
         for number in range(30):
-            await front.engine.set_policy(Fixed(number % 5), set_by="x" * 1_000_000)
+            await front.engine.policies.set(Fixed(number % 5), set_by="x" * 1_000_000)
             await read(reader)
         reader.cancel()
         await until_watched_by(front, 1)

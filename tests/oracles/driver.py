@@ -10,13 +10,23 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from workers.draft.admit import admit
 from workers.draft.confidence import SCORE_LIMIT
-from workers.plan import IDENTITY, VERIFY_EVERYTHING, BatchPlan, BatchResult, Calibration, NewSequence, StepPlan
+from workers.plan import (
+    IDENTITY,
+    VERIFY_EVERYTHING,
+    BatchPlan,
+    BatchResult,
+    Calibration,
+    NewSequence,
+    RankEnd,
+    StepPlan,
+)
 from workers.step import Worker
 
 Admission = tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]
@@ -41,6 +51,8 @@ class Live:
     finished: bool = False
     results: list[tuple[int, int]] = field(default_factory=list)
     """(drafts, accepted) of every round."""
+    end: RankEnd = RankEnd.NONE
+    num_forbidden: int = 0
 
     @property
     def decoding(self) -> bool:
@@ -97,7 +109,9 @@ class Driver:
         seed: int = 0,
         coupled: bool = True,
         stop_token_ids: Sequence[int] = (),
+        **demands: Any,
     ) -> Live:
+        """demands: other fields of the sequence."""
         pools = self.worker.rank.pools
         need = -(-(len(prompt) + max_tokens + pools.sizes.gamma_max + 1) // pools.sizes.page_size)
         tables = []
@@ -122,6 +136,7 @@ class Driver:
                 coupled=coupled,
                 stop_token_ids=tuple(stop_token_ids),
                 max_tokens=max_tokens,
+                **demands,
             )
         )
         self.live.append(live)
@@ -178,6 +193,9 @@ class Driver:
         )
         for live, num_known, num_drafts in zip(members, known, batch.num_drafts, strict=True):
             live.unfed = 0 if feeds else live.unfed + num_known + num_drafts
+        for constraint in {new.constraint for new in self.new if new.constraint is not None}:
+            for rank in self.ranks:
+                rank.prepare(constraint)
         self.new, self.left = [], []
         return batch
 
@@ -248,6 +266,9 @@ class Driver:
             live.finished = len(live.out) >= live.max_tokens or bool(
                 live.out and live.out[-1] in self.worker.rank.registers.stop_ids[live.slot].tolist()
             )
+            if result.ends and result.ends[i]:
+                live.end, live.finished = result.ends[i], True
+            live.num_forbidden += result.num_forbidden[i] if result.num_forbidden else 0
 
     @property
     def unfinished(self) -> list[Live]:

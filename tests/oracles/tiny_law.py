@@ -39,7 +39,13 @@ def next_laws(
     """The target's law of the token after PROMPT and each stream, at temperature 1, [streams, V]."""
     traces = trace_sequences(rank.rank.model, rank.rank.ops, [PROMPT + stream for stream in streams], lambda i: 99)
     ones = torch.ones(len(streams))
-    cuts = RowParams(temperature=ones, top_k=(ones * top_k).long(), top_p=ones * top_p, min_p=ones * min_p)
+    cuts = RowParams(
+        temperature=ones,
+        top_k=(ones * top_k).long(),
+        top_p=ones * top_p,
+        min_p=ones * min_p,
+        typical_p=ones,
+    )
     return target_law(torch.stack([trace.logits[-1] for trace in traces]), cuts, any_sampled=True, any_sorted=True)
 
 

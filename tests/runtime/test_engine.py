@@ -302,7 +302,7 @@ async def test_before_the_start_everything_is_unavailable() -> None:
     for act in (
         lambda: engine.submit(request(1)),
         lambda: engine.description,
-        lambda: engine.policy,
+        lambda: engine.policies.state,
         engine.statistics,
     ):
         with pytest.raises(Unavailable):
@@ -326,8 +326,8 @@ async def test_a_policy_is_in_force_from_the_step_it_names() -> None:
     async with house(gated=True) as h:
         h.engine.submit(request(1, max_tokens=20))
         await settle_down()
-        assert (h.engine.policy.policy, h.engine.policy.revision) == (Fixed(3), 1)
-        state = await h.engine.set_policy(Off(), expected_revision=1)
+        assert (h.engine.policies.state.policy, h.engine.policies.state.revision) == (Fixed(3), 1)
+        state = await h.engine.policies.set(Off(), expected_revision=1)
         assert (state.policy, state.revision) == (Off(), 2)
         for _ in range(3):
             await h.step()
@@ -335,17 +335,17 @@ async def test_a_policy_is_in_force_from_the_step_it_names() -> None:
         assert gammas[state.effective_step - 1] == (3, True)
         assert gammas[state.effective_step] == (0, False)
         with pytest.raises(StaleRevision):
-            await h.engine.set_policy(Fixed(1), expected_revision=1)
+            await h.engine.policies.set(Fixed(1), expected_revision=1)
         with pytest.raises(InvalidRequest, match=r"5 is not within 0\.\.4"):
-            await h.engine.set_policy(Fixed(5))
-        assert h.engine.policy == state
-        assert (await h.engine.set_policy(Fixed(4))).revision == 3
+            await h.engine.policies.set(Fixed(5))
+        assert h.engine.policies.state == state
+        assert (await h.engine.policies.set(Fixed(4))).revision == 3
 
 
 @asynchronous
 async def test_a_checkpoint_without_a_drafter_is_served_plainly() -> None:
     async with house(gamma_max=0, cache_groups=("target",), num_pages=(12,)) as h:
-        assert h.engine.policy.policy == Off()
+        assert h.engine.policies.state.policy == Off()
         h.engine.submit(request(1))
         await h.sink.wait_for_end(1)
         assert h.sink.usage[1].drafted == 0

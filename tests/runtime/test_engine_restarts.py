@@ -160,17 +160,17 @@ async def test_a_worker_that_comes_back_smaller_refuses_what_it_cannot_hold() ->
 @asynchronous
 async def test_a_worker_that_comes_back_with_shorter_drafts_lowers_the_policy() -> None:
     async with house(gated=True) as h:
-        before = h.engine.policy
+        before = h.engine.policies.state
         assert before.policy == Fixed(3)
         h.source.description = describe(gamma_max=2)
         h.source.group.lose(WorkerLost("gone"))
         await settle_down()
-        lowered = h.engine.policy
+        lowered = h.engine.policies.state
         assert (lowered.policy, lowered.revision) == (Fixed(2), before.revision + 1)
         with pytest.raises(StaleRevision):
-            await h.engine.set_policy(Fixed(1), expected_revision=before.revision)
+            await h.engine.policies.set(Fixed(1), expected_revision=before.revision)
         with pytest.raises(InvalidRequest, match=r"3 is not within 0\.\.2"):
-            await h.engine.set_policy(Fixed(3))
+            await h.engine.policies.set(Fixed(3))
         h.source.group.gated = False
         h.engine.submit(request(1))
         await h.sink.wait_for_end(1)
@@ -185,7 +185,7 @@ async def test_a_worker_that_comes_back_without_a_drafter_is_served_plainly() ->
         h.source.description = describe(gamma_max=0, cache_groups=("target",), num_pages=(12,))
         h.source.group.lose(WorkerLost("gone"))
         await settle_down()
-        assert h.engine.policy.policy == Off()
+        assert h.engine.policies.state.policy == Off()
         h.engine.submit(request(1))
         await h.sink.wait_for_end(1)
         assert h.sink.end_of(1) == LENGTH
@@ -194,12 +194,12 @@ async def test_a_worker_that_comes_back_without_a_drafter_is_served_plainly() ->
 @asynchronous
 async def test_a_worker_that_comes_back_with_longer_drafts_may_use_them() -> None:
     async with house(gamma_max=2) as h:
-        assert h.engine.policy.policy == Fixed(2)
+        assert h.engine.policies.state.policy == Fixed(2)
         h.source.description = describe(gamma_max=4)
         h.source.group.lose(WorkerLost("gone"))
         await settle_down()
-        assert (h.engine.policy.policy, h.engine.policy.revision) == (Fixed(2), 1)
-        await h.engine.set_policy(Fixed(4))
+        assert (h.engine.policies.state.policy, h.engine.policies.state.revision) == (Fixed(2), 1)
+        await h.engine.policies.set(Fixed(4))
         h.engine.submit(request(1))
         await h.sink.wait_for_end(1)
         assert h.sink.end_of(1) == LENGTH

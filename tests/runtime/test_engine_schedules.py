@@ -1,4 +1,5 @@
-"""Whatever the order of arrivals, steps, aborts, policies and losses: right tokens, one end each, nothing leaks."""
+"""Whatever the order of arrivals, steps, aborts, time limits, policies and losses: right tokens, one end each, nothing
+leaks."""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from configs.schema import SchedulerSettings, ServeSettings, SpeculationSettings
 from runtime.engine import Engine
-from runtime.front.errors import Overloaded, Unavailable
-from runtime.request import Finish, FinishReason, Request
+from runtime.front.errors import InvalidRequest, Overloaded, Unavailable
+from runtime.request import Finish, FinishReason, Request, sequences_of
 from runtime.verification.policy import Dynamic, Fixed, Off, Policy
 from workers.plan import LoadError, StepPlan, StepTimeout, WorkerLost
 
+TIME_LIMIT = Finish(reason=FinishReason.TIME_LIMIT)
 POLICIES = st.one_of(
     st.just(Off()),
     st.builds(Fixed, st.integers(0, 4)),
@@ -43,6 +45,8 @@ class Schedules(RuleBasedStateMachine):
         self.waiting: list[int] = []
         self.num_seen_plans = 0
         self.aborted: set[int] = set()
+        self.now_s = 0.0
+        self.submitted_s: dict[int, float] = {}
 
     @initialize(
         dp=st.integers(1, 3),
@@ -58,10 +62,10 @@ class Schedules(RuleBasedStateMachine):
         )
         self.sink = RecordingSink()
         self.source = FakeSource(
-            describe(num_slots=3), dp=dp, gated=True, max_step_tokens=max_step_tokens, accept=accept
+            describe(num_slots=3, num_pages=(16, 16)), dp=dp, gated=True, max_step_tokens=max_step_tokens, accept=accept
         )
         profiles = FormulaProfiles(FormulaCosts(cliffs=tuple(cliffs)))
-        self.engine = Engine(house, self.source, self.sink, profiles=profiles, pause=no_pause)
+        self.engine = Engine(house, self.source, self.sink, profiles=profiles, pause=no_pause, clock=lambda: self.now_s)
         self.run(self.engine.start())
 
     def run(self, what: object = None) -> object:
@@ -76,21 +80,29 @@ class Schedules(RuleBasedStateMachine):
         result = self.loop.run_until_complete(everything())
         plans = self.source.plans[self.num_seen_plans :]
         self.num_seen_plans += len(plans)
+        admitted = {new.uid for plan in plans for batch in plan.batches for new in batch.admitted}
+        self.waiting = [uid for uid in self.waiting if uid in admitted or TIME_LIMIT not in self.sink.ends[uid]]
         for plan in plans:
             self.check_admissions(plan)
         return result
 
     def check_admissions(self, plan: StepPlan) -> None:
-        """Those that enter with a step are the first of the queue, in its order on each rank."""
+        """Those that enter with a step are the first of the queue, in its order on each rank; with the first of a
+        family all of it has left the queue, though the others enter by a fork."""
 
         def order(uid: int) -> tuple[int, int]:
             return (self.requests[uid].priority, uid)
 
-        admitted = [[new.uid for new in batch.admitted] for batch in plan.batches]
+        admitted = [[new.uid for new in batch.admitted if new.fork is None] for batch in plan.batches]
         entered = sorted((uid for uids in admitted for uid in uids), key=order)
         assert all(uids == sorted(uids, key=order) for uids in admitted)
-        assert entered == sorted(self.waiting, key=order)[: len(entered)], "out of order"
-        self.waiting = [uid for uid in self.waiting if uid not in entered]
+        families: dict[str, list[int]] = {}
+        for uid in sorted(self.waiting, key=order):
+            families.setdefault(self.requests[uid].request_id, []).append(uid)
+        heads = [uids[: None if len(self.requests[uids[0]].prompt) == 1 else 1] for uids in families.values()]
+        assert entered == [uid for uids in heads for uid in uids][: len(entered)], "out of order"
+        names = {self.requests[uid].request_id for uid in entered}
+        self.waiting = [uid for uid in self.waiting if self.requests[uid].request_id not in names]
 
     @property
     def live(self) -> list[int]:
@@ -103,6 +115,8 @@ class Schedules(RuleBasedStateMachine):
         stop_after=st.none() | st.integers(1, 16),
         eos=st.booleans(),
         max_drafts=st.none() | st.integers(0, 9),
+        time_limit_s=st.none() | st.integers(1, 4),
+        n=st.sampled_from([1, 1, 2, 3]),
     )
     def submit(
         self,
@@ -112,8 +126,10 @@ class Schedules(RuleBasedStateMachine):
         stop_after: int | None,
         eos: bool,
         max_drafts: int | None,
+        time_limit_s: int | None,
+        n: int,
     ) -> None:
-        uid = self.engine.next_uid()
+        uid = self.engine.next_uid(n)
         wanted = request(
             uid,
             num_prompt=num_prompt,
@@ -123,16 +139,28 @@ class Schedules(RuleBasedStateMachine):
             stop_strings=() if stop_after is None else ("x",),
             stop_token_ids=(7, 8),
             max_drafts=max_drafts,
+            time_limit_s=time_limit_s,
+            n=n,
         )
         if stop_after is not None:
-            self.sink.stop_after[uid] = stop_after
+            # The later ones of a family stop later.
+            self.sink.stop_after |= {uid + index: stop_after + index for index in range(n)}
         try:
             self.engine.submit(wanted)
         except (Overloaded, Unavailable):
             return
-        self.requests[uid] = wanted
-        self.waiting.append(uid)
+        except InvalidRequest:
+            if n == 1:
+                raise
+            return
+        for sequence in sequences_of(wanted):
+            self.requests[sequence.uid], self.submitted_s[sequence.uid] = sequence, self.now_s
+            self.waiting.append(sequence.uid)
         self.run()
+
+    @rule(seconds=st.integers(1, 3))
+    def let_time_pass(self, seconds: int) -> None:
+        self.now_s += seconds
 
     @precondition(lambda self: self.source.group.is_waiting)
     @rule(count=st.integers(1, 4))
@@ -155,13 +183,13 @@ class Schedules(RuleBasedStateMachine):
     @rule(policy=POLICIES, priority=st.none() | st.integers(-1, 1))
     def switch_policy(self, policy: Policy, priority: int | None) -> None:
         """For all requests, or for those of one priority."""
-        self.run(self.engine.set_policy(policy, priority=priority))
+        self.run(self.engine.policies.set(policy, priority=priority))
 
-    @precondition(lambda self: self.engine.policy.classes)
+    @precondition(lambda self: self.engine.policies.state.classes)
     @rule()
     def follow_again(self) -> None:
         """One priority has no policy of its own any more."""
-        self.run(self.engine.set_policy(None, priority=self.engine.policy.classes[0][0]))
+        self.run(self.engine.policies.set(None, priority=self.engine.policies.state.classes[0][0]))
 
     @rule(error=st.sampled_from([WorkerLost("killed"), StepTimeout("too slow"), None]), num_failures=st.integers(0, 2))
     def lose_rank(self, error: WorkerLost | StepTimeout | None, num_failures: int) -> None:
@@ -189,6 +217,7 @@ class Schedules(RuleBasedStateMachine):
                 usage = self.sink.usage[uid]
                 assert usage.completion == len(tokens) == usage.accepted + usage.rounds - usage.trimmed
                 assert usage.accepted <= usage.admitted <= usage.drafted
+                assert usage.cached in (0, usage.prompt - 1)
                 assert wanted.max_drafts is None or usage.drafted <= wanted.max_drafts * usage.rounds
 
     def teardown(self) -> None:
@@ -210,7 +239,11 @@ class Schedules(RuleBasedStateMachine):
                 assert self.sink.ends[uid] == []
                 continue
             end, tokens, stream = self.sink.end_of(uid), tuple(self.sink.tokens[uid]), true_stream(wanted)
-            if isinstance(end, Finish):
+            if end == TIME_LIMIT:
+                assert wanted.stopping.time_limit_s is not None
+                assert self.now_s >= self.submitted_s[uid] + wanted.stopping.time_limit_s
+                assert len(tokens) < len(stream)
+            elif isinstance(end, Finish):
                 assert tokens == stream
                 by_token = {0: FinishReason.EOS, 7: FinishReason.STOP_TOKEN, 8: FinishReason.STOP_TOKEN}
                 ends_by_token = tokens[-1] in (*wanted.stopping.eos_token_ids, *wanted.stopping.stop_token_ids)

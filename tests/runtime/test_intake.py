@@ -94,3 +94,37 @@ def test_a_refused_request_leaves_its_name_free() -> None:
     with pytest.raises(InvalidRequest):
         accept(intake, request(1, request_id="a", num_prompt=99), num_openings=1)
     accept(intake, request(1, request_id="a"), num_openings=1)
+
+
+def test_a_family_gets_uids_in_a_row() -> None:
+    intake = Intake(1)
+    first = intake.next_uid(3)
+    assert [intake.next_uid(), intake.next_uid(2), intake.next_uid()] == [first + 3, first + 4, first + 6]
+
+
+def test_a_family_that_can_never_run_together_is_refused_with_the_numbers() -> None:
+    """10 pages of 4 tokens. 13 + 3 + 5 tokens are 6 pages, of which 3 are shared: two sequences need 9, three 12."""
+    check_servable(request(1, num_prompt=13, max_tokens=3, n=2), LIMITS)
+    with pytest.raises(InvalidRequest, match=r"n: 3 sequences of 21 .* prompt of 13 need 12 pages.*drafter has 10"):
+        check_servable(request(1, num_prompt=13, max_tokens=3, n=3), LIMITS)
+    with pytest.raises(InvalidRequest, match="n: 5 sequences run at the same time, and there are slots for 4"):
+        check_servable(request(1, num_prompt=1, max_tokens=1, n=5), LIMITS)
+    with pytest.raises(InvalidRequest, match="max_tokens: 20 prompt"):
+        check_servable(request(1, num_prompt=20, max_tokens=16, n=5), LIMITS)
+
+
+def test_a_family_keeps_its_name_until_the_last_of_it_has_ended() -> None:
+    intake = Intake(5)
+    accept(intake, request(1, request_id="a", n=2, max_tokens=3))
+    intake.forget("a")
+    with pytest.raises(DuplicateRequest):
+        accept(intake, request(3, request_id="a"))
+    intake.forget("a")
+    accept(intake, request(3, request_id="a"))
+
+
+def test_a_family_is_taken_in_where_one_more_may_wait() -> None:
+    intake = Intake(3)
+    accept(intake, request(1, num_prompt=2, n=4, max_tokens=1), num_waiting=2)
+    with pytest.raises(Overloaded, match="6 requests wait, the queue holds 3"):
+        accept(intake, request(5), num_waiting=6)

@@ -37,18 +37,19 @@ def test_a_policy_is_in_force_after_a_restart_until_the_settings_are_newer(tmp_p
     @asynchronous
     async def scenario() -> None:
         async with life(tmp_path) as (engine, _):
-            assert (engine.policy.policy, engine.policy.revision) == (Fixed(3), 1)
-            await engine.set_policy(Off(), set_by=WHO)
-            state = await engine.set_policy(Fixed(4), priority=2, set_by=WHO)
+            assert (engine.policies.state.policy, engine.policies.state.revision) == (Fixed(3), 1)
+            await engine.policies.set(Off(), set_by=WHO)
+            state = await engine.policies.set(Fixed(4), priority=2, set_by=WHO)
         async with life(tmp_path) as (engine, _):
-            again = engine.policy
+            again = engine.policies.state
             assert (again.policy, again.classes, again.revision) == (Off(), ((2, Fixed(4)),), 3)
             assert (again.set_by, again.set_at, again.effective_step) == (WHO, state.set_at, 1)
         async with life(tmp_path, revision=4) as (engine, _):
-            assert (engine.policy.policy, engine.policy.classes, engine.policy.revision) == (Fixed(3), (), 4)
-            await engine.set_policy(Fixed(1), 4)
+            newer = engine.policies.state
+            assert (newer.policy, newer.classes, newer.revision) == (Fixed(3), (), 4)
+            await engine.policies.set(Fixed(1), 4)
         async with life(tmp_path, revision=4) as (engine, _):
-            assert (engine.policy.policy, engine.policy.revision) == (Fixed(1), 5)
+            assert (engine.policies.state.policy, engine.policies.state.revision) == (Fixed(1), 5)
 
     scenario()
 
@@ -57,15 +58,15 @@ def test_what_a_worker_lowers_is_not_kept_so(tmp_path: Path) -> None:
     @asynchronous
     async def scenario() -> None:
         async with life(tmp_path) as (engine, source):
-            await engine.set_policy(Fixed(4))
+            await engine.policies.set(Fixed(4))
             source.description = describe(gamma_max=2)
             source.group.lose(WorkerLost("gone"))
             await settle_down()
-            assert (engine.policy.policy, engine.policy.revision) == (Fixed(2), 3)
+            assert (engine.policies.state.policy, engine.policies.state.revision) == (Fixed(2), 3)
         async with life(tmp_path, gamma_max=2) as (engine, _):
-            assert (engine.policy.policy, engine.policy.revision) == (Fixed(2), 3)
+            assert (engine.policies.state.policy, engine.policies.state.revision) == (Fixed(2), 3)
         async with life(tmp_path) as (engine, _):
-            assert (engine.policy.policy, engine.policy.revision) == (Fixed(4), 2)
+            assert (engine.policies.state.policy, engine.policies.state.revision) == (Fixed(4), 2)
 
     scenario()
 
@@ -79,8 +80,8 @@ def test_a_policy_that_cannot_be_kept_is_in_force_all_the_same(
         async with life(tmp_path / "state") as (engine, _):
             caplog.clear()
             with caplog.at_level(logging.ERROR):
-                state = await engine.set_policy(Off(), set_by=WHO)
-            assert engine.policy == state
+                state = await engine.policies.set(Off(), set_by=WHO)
+            assert engine.policies.state == state
             assert state.policy == Off()
             assert {record.name for record in caplog.records} >= {"outrider.audit"}
             assert all("will not survive a restart" in line for line in caplog.messages)

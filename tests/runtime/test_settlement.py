@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from fakes.requests import request
 
-from runtime.request import Round, Usage
+from runtime.request import ReportParams, Request, Round, Usage, sequences_of
 from runtime.settlement import Outcome, outcomes, settle
+from workers.demands import TokenLogprob
 from workers.plan import BatchPlan, BatchResult, StalePlan, StepPlan, StepResult
 
 BATCH = BatchPlan(
@@ -95,3 +96,66 @@ def test_the_result_of_another_step_or_life_is_stale(name: str) -> None:
 def test_counts_that_contradict_each_other_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="request 1"):
         settle(request(1), BEFORE, replace(outcome(), **changes))
+
+
+def told(tokens: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(token=token, logprob=-0.5, top=((3, -0.25),)) for token in tokens)
+
+
+def curious(*, num_logprobs: int | None = None, num_prompt_logprobs: int | None = None) -> Request:
+    report = ReportParams(num_logprobs=num_logprobs, num_prompt_logprobs=num_prompt_logprobs)
+    return replace(request(1), report=report)
+
+
+PLAN_COLUMNS = ("slots", "epochs", "num_known", "num_drafts", "samples", "max_committed", "num_unfed")
+RESULT_COLUMNS = ("emitted", "drafted", "num_admitted", "num_accepted", "scores", "acceptance", "margins")
+
+
+def test_log_probabilities_of_a_result_reach_their_columns() -> None:
+    batch = replace(BATCH, **{name: getattr(BATCH, name) * 2 for name in PLAN_COLUMNS})
+    found = replace(
+        FOUND,
+        **{name: getattr(FOUND, name) * 2 for name in RESULT_COLUMNS},
+        logprobs=((), told((7, 8))),
+        prompt_logprobs=(told((1,)), ()),
+    )
+    first, second = outcomes(replace(PLAN, batches=(batch,)), replace(RESULT, batches=(found,)))
+    assert (first.logprobs, first.prompt_logprobs) == ((), told((1,)))
+    assert (second.logprobs, second.prompt_logprobs) == (told((7, 8)), ())
+    assert outcome().logprobs == outcome().prompt_logprobs == ()
+
+
+def test_an_event_has_the_log_probabilities_of_its_tokens_where_they_are_wanted() -> None:
+    found = replace(outcome(), logprobs=told((7, 8)))
+    assert settle(curious(num_logprobs=0), BEFORE, found).logprobs == told((7, 8))
+    assert settle(request(1), BEFORE, found).logprobs == (), "those that another sequence wants go nowhere"
+
+
+@pytest.mark.parametrize("tokens", [(), (7,), (8, 7), (7, 8, 9)])
+def test_log_probabilities_that_are_missing_or_of_other_tokens_are_refused(tokens: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"{len(tokens)} log-probabilities do not fit the 2 emitted tokens"):
+        settle(curious(num_logprobs=1), BEFORE, replace(outcome(), logprobs=told(tokens)))
+
+
+def test_the_first_event_alone_has_those_of_the_prompt() -> None:
+    one = curious(num_prompt_logprobs=1)
+    known = told(one.prompt[1:])
+    assert settle(one, Usage(prompt=3), outcome(), known).prompt_logprobs == known
+    assert settle(one, BEFORE, outcome()).prompt_logprobs == ()
+    assert settle(request(1), Usage(prompt=3), outcome()).prompt_logprobs == ()
+    short = replace(one, prompt=one.prompt[:1])
+    assert settle(short, Usage(prompt=1), outcome()).prompt_logprobs == ()
+
+
+def test_of_several_sequences_the_first_alone_has_those_of_the_prompt() -> None:
+    first, second = sequences_of(replace(curious(num_prompt_logprobs=1), n=2))
+    known = told(first.prompt[1:])
+    assert settle(first, Usage(prompt=3), outcome(), known).prompt_logprobs == known
+    assert settle(second, Usage(prompt=3), outcome()).prompt_logprobs == ()
+
+
+@pytest.mark.parametrize("change", [lambda known: known[1:], lambda known: known[::-1], lambda known: known * 2])
+def test_a_part_of_the_prompt_that_is_missing_or_comes_twice_is_refused(change: object) -> None:
+    one = curious(num_prompt_logprobs=1)
+    with pytest.raises(ValueError, match="do not fit the 2 tokens behind the first of the prompt"):
+        settle(one, Usage(prompt=3), outcome(), change(told(one.prompt[1:])))  # type: ignore[operator]

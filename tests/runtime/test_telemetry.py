@@ -73,7 +73,12 @@ EXPECTED: Scrape = {
     "vllm:cache_config_info": {("4", "24"): 1},
     "vllm:prompt_tokens_total": {(): 404},
     "vllm:generation_tokens_total": {(): 73},
-    "vllm:request_success_total": {("stop",): 410 + 411 + 412, ("length",): 413, ("abort",): 414, ("error",): 415},
+    "vllm:request_success_total": {
+        ("stop",): 410 + 411 + 412 + 414,
+        ("length",): 413 + 415,
+        ("abort",): 416,
+        ("error",): 417,
+    },
     "vllm:spec_decode_num_drafts_total": {(): 99},
     "vllm:spec_decode_num_draft_tokens_total": {(): 187},
     "vllm:spec_decode_num_accepted_tokens_total": {(): 119},
@@ -97,8 +102,10 @@ EXPECTED: Scrape = {
         ("stop_token",): 411,
         ("stop_string",): 412,
         ("length",): 413,
-        ("aborted",): 414,
-        ("failed",): 415,
+        ("constraint",): 414,
+        ("time_limit",): 415,
+        ("aborted",): 416,
+        ("failed",): 417,
     },
     "outrider_requests_refused_total": {("Overloaded",): 402, ("Unavailable",): 403},
     "outrider_running_requests": {("0",): 31, ("1",): 32},
@@ -185,7 +192,7 @@ def test_without_a_shadow_or_drafts_there_are_no_samples_of_them():
 @asynchronous
 async def test_a_finished_request_is_told_with_its_times() -> None:
     async with house(gated=True) as h:
-        await h.engine.set_policy(Off())
+        await h.engine.policies.set(Off())
         h.now_s = 100.0
         h.engine.submit(request(1, num_prompt=4, max_tokens=3))
         h.now_s = 102.0
@@ -248,7 +255,7 @@ def test_laws_hold_under_load_cancellation_loss_and_changes_of_policy(dp: int) -
             case 1:
                 h.engine.abort_by_id([f"r{chance.randint(1, uid)}", "nobody"])
             case 2:
-                await h.engine.set_policy(chance.choice([Off(), Fixed(1), Fixed(4)]))
+                await h.engine.policies.set(chance.choice([Off(), Fixed(1), Fixed(4)]))
             case 3 if h.source.group.is_waiting and chance.random() < 0.2:
                 h.source.group.lose(WorkerLost("a test"))
             case 4:

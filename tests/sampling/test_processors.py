@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -15,22 +16,33 @@ from workers.sampling.processors import RowParams, target_law
 NEVER = -math.inf
 
 
-def rows(*params: tuple[float, int, float, float]) -> RowParams:
+def rows(*params: tuple[float, int, float, float], typical_p: float = 1.0) -> RowParams:
     temperature, top_k, top_p, min_p = zip(*params, strict=True)
     return RowParams(
         temperature=torch.tensor(temperature),
         top_k=torch.tensor(top_k),
         top_p=torch.tensor(top_p),
         min_p=torch.tensor(min_p),
+        typical_p=torch.full((len(params),), typical_p),
     )
 
 
 def law(
-    logits: list[float], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+    logits: list[float],
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    typical_p: float = 1.0,
 ) -> Tensor:
-    params = rows((temperature, top_k, top_p, min_p))
-    any_sorted = top_k > 0 or top_p < 1
-    return target_law(torch.tensor([logits]), params, any_sampled=temperature > 0, any_sorted=any_sorted)[0]
+    params = rows((temperature, top_k, top_p, min_p), typical_p=typical_p)
+    return target_law(
+        torch.tensor([logits]),
+        params,
+        any_sampled=temperature > 0,
+        any_sorted=top_k > 0 or top_p < 1,
+        any_typical=typical_p < 1,
+    )[0]
 
 
 def logs(*masses: float) -> list[float]:
@@ -108,6 +120,80 @@ def test_min_p_is_a_ratio_to_the_most_probable_token() -> None:
     torch.testing.assert_close(law(logs(0.5, 0.25, 0.15, 0.1), min_p=0.25), torch.tensor([5.0, 2.5, 1.5, 0.0]) / 9)
 
 
+def test_typical_p_keeps_the_tokens_whose_surprise_is_nearest_to_the_entropy() -> None:
+    masses = (0.5, 0.25, 0.125, 0.125)  # surprises 1, 2, 3, 3 bits around an entropy of 1.75
+    torch.testing.assert_close(law(logs(*masses), typical_p=0.2), torch.tensor([0.0, 1.0, 0.0, 0.0]))
+    torch.testing.assert_close(law(logs(*masses), typical_p=0.3), torch.tensor([2 / 3, 1 / 3, 0.0, 0.0]))
+    torch.testing.assert_close(law(logs(*masses), typical_p=0.8), torch.tensor([4 / 7, 2 / 7, 1 / 7, 0.0]))
+    torch.testing.assert_close(law(logs(*masses), typical_p=0.9), torch.tensor(masses))
+
+
+def test_typical_p_takes_what_the_other_cuts_left() -> None:
+    # Of all four the likeliest is the farthest from the entropy; of the first two the second is.
+    masses = logs(0.4, 0.2, 0.2, 0.2)
+    assert law(masses, typical_p=0.1).tolist() == [0.0, 1.0, 0.0, 0.0]
+    torch.testing.assert_close(law(logs(0.6, 0.3, 0.1), top_k=2, typical_p=0.1), torch.tensor([1.0, 0.0, 0.0]))
+
+
+def test_a_law_of_one_token_is_typical() -> None:
+    assert law([NEVER, 3.0, NEVER], typical_p=0.2).tolist() == [0.0, 1.0, 0.0]
+    assert law([5.0, 90.0, 3.0], temperature=1e-30, typical_p=0.01).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_rows_that_are_not_cut_to_the_typical_ones_keep_their_bits() -> None:
+    logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(2)) * 3
+    params = rows(*[(0.8, 0, 1.0, 0.02)] * 64)
+    cut = dataclasses.replace(params, typical_p=torch.tensor([1.0, 0.4] * 32))
+    without = target_law(logits, params, any_sampled=True, any_sorted=False)
+    mixed = target_law(logits, cut, any_sampled=True, any_sorted=False, any_typical=True)
+    assert torch.equal(mixed[::2], without[::2])
+    assert ((mixed[1::2] > 0).sum(-1) < (without[1::2] > 0).sum(-1)).sum() > 20
+
+
+CUTS = {
+    "temperature": (0.7, 0, 1.0, 0.0, 1.0),
+    "top_k": (1.0, 5, 1.0, 0.0, 1.0),
+    "top_p": (1.0, 0, 0.8, 0.0, 1.0),
+    "min_p": (1.0, 0, 1.0, 0.1, 1.0),
+    "typical_p": (1.0, 0, 1.0, 0.0, 0.7),
+    "top_k and top_p": (1.3, 9, 0.7, 0.0, 1.0),
+    "min_p and temperature": (0.4, 0, 1.0, 0.2, 1.0),
+    "typical_p and top_k": (1.1, 7, 1.0, 0.0, 0.6),
+    "all": (0.9, 20, 0.9, 0.03, 0.8),
+}
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p", "typical_p"), CUTS.values(), ids=CUTS)
+def test_laws_are_those_of_transformers(
+    temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
+) -> None:
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+        TypicalLogitsWarper,
+    )
+
+    logits = torch.randn(40, 60, generator=torch.Generator().manual_seed(4)) * 2.5
+    theirs = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    theirs += [TopKLogitsWarper(top_k)] if top_k > 0 else []
+    theirs += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    theirs += [MinPLogitsWarper(min_p)] if min_p > 0 else []
+    theirs += [TypicalLogitsWarper(typical_p)] if typical_p < 1 else []
+    expected = theirs(torch.zeros(40, 1, dtype=torch.int64), logits.clone()).softmax(-1)
+    ours = target_law(
+        logits,
+        rows(*[(temperature, top_k, top_p, min_p)] * 40, typical_p=typical_p),
+        any_sampled=True,
+        any_sorted=True,
+        any_typical=True,
+    )
+    assert torch.equal(ours > 0, expected > 0)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-7)
+
+
 params_strategy = st.tuples(
     st.sampled_from([0.0, 0.25, 1.0, 1.7]),
     st.integers(0, 7),
@@ -143,7 +229,7 @@ def test_a_row_does_not_depend_on_the_other_rows(num_rows: int) -> None:
 def test_skipping_the_sort_does_not_change_rows_without_cuts() -> None:
     logits = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
     params = rows(*[(1.0, 0, 1.0, 0.1)] * 32)
-    torch.testing.assert_close(
+    assert torch.equal(
         target_law(logits, params, any_sampled=True, any_sorted=True),
         target_law(logits, params, any_sampled=True, any_sorted=False),
     )

@@ -18,7 +18,7 @@ from workers.draft.confidence import Calibrator, Measure, Scorer
 from workers.plan import IDENTITY
 from workers.sampling.processors import RowParams, target_law
 from workers.sampling.randomness import Purpose, audit_keys
-from workers.sampling.verify import DrawParams, clip_emitted, draw_draft, verify
+from workers.sampling.verify import DrawParams, TypicalParams, clip_emitted, draw_draft, verify
 
 P_VV = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.3, 0.6], [0.7, 0.0, 0.3]])
 Q_VV = torch.tensor([[0.2, 0.3, 0.5], [0.4, 0.3, 0.3], [0.3, 0.3, 0.4]])
@@ -217,16 +217,19 @@ class CallLog(TorchDispatchMode):
 
 
 def round_of_calls(num_sequences: int, measure: Measure) -> list[str]:
-    """One round of every mode, greedy, standard and coupled rows mixed; the torch calls it makes."""
+    """One round of every mode, greedy, coupled, standard and lossy rows mixed; the torch calls it makes."""
     window, vocab_size = 4, 40
     scorer, calibrator = Scorer(measure=measure), Calibrator(window - 1, torch.device("cpu"))
-    kind_B = torch.arange(num_sequences) % 3
+    kind_B = torch.arange(num_sequences) % 4
     params = RowParams(
         temperature=torch.where(kind_B == 0, 0.0, 0.8),
         top_k=torch.full((num_sequences,), 20),
         top_p=torch.full((num_sequences,), 0.9),
         min_p=torch.full((num_sequences,), 0.01),
+        typical_p=torch.full((num_sequences,), 0.95),
     )
+    thresholds_B = torch.full((num_sequences,), 0.3)
+    typical = TypicalParams(lossy_B=kind_B == 3, epsilon_B=thresholds_B, delta_B=thresholds_B)
     draws = DrawParams(
         greedy_N=params.greedy,
         coupled_N=kind_B == 1,
@@ -237,7 +240,7 @@ def round_of_calls(num_sequences: int, measure: Measure) -> list[str]:
     stop_ids_BS = torch.full((num_sequences, 2), 7)
     room_B = torch.full((num_sequences,), 3)
     with CallLog() as log:
-        law_BV = target_law(logits_BV, params, any_sampled=True, any_sorted=True)
+        law_BV = target_law(logits_BV, params, any_sampled=True, any_sorted=True, any_typical=True)
         drafts_B = draw_draft(law_BV, draws, 4, any_standard=True, any_coupled=True)
         score_B = scorer.score(best_of(logits_BV, **scorer.needs), logits_BV)
         confidence_B = calibrator.confidence(score_B, draws.seed_N * 0, 1, IDENTITY)
@@ -247,9 +250,8 @@ def round_of_calls(num_sequences: int, measure: Measure) -> list[str]:
         )
         law_BWV = law_BV.unsqueeze(1).expand(-1, window, -1)
         drafts_BG = drafts_B.unsqueeze(1).expand(-1, window - 1)
-        verdict = verify(
-            law_BWV, law_BWV[:, 1:], drafts_BG, num_drafts_B, draws, 5, any_standard=True, any_coupled=True
-        )
+        modes = {"any_standard": True, "any_coupled": True, "typical": typical}
+        verdict = verify(law_BWV, law_BWV[:, 1:], drafts_BG, num_drafts_B, draws, 5, **modes)
         clip_emitted(verdict.tokens_BW, verdict.num_emitted_B, stop_ids_BS, room_B)
     return log.names
 

@@ -7,12 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.planners import FormulaCosts
+from fakes.planners import FormulaCosts, planner_of
+from fakes.requests import request
 from fakes.worker import describe
 
+from configs.schema import ServeSettings
+from runtime.life import begin_life
+from runtime.scheduler.queue import WaitingQueue
+from runtime.settlement import outcomes
 from runtime.simulate.acceptance import Acceptance, Luck
 from runtime.simulate.clock import VirtualClock
 from runtime.simulate.ranks import SimulatedGroup
+from runtime.verification.policy import Fixed
 from workers.draft.admit import admit
 from workers.plan import BatchPlan, BatchResult, Calibration, NewSequence, StepPlan
 
@@ -166,3 +172,20 @@ def test_what_is_no_model_is_refused_by_name(field: str, value: Any) -> None:
 def test_time_does_not_go_back() -> None:
     with pytest.raises(ValueError, match="back"):
         VirtualClock().advance(-1)
+
+
+def test_who_forks_is_as_long_as_the_one_that_it_forks_from() -> None:
+    group = SimulatedGroup(describe(), FormulaCosts(), Acceptance(), VirtualClock(), dp=1, seed=7)
+    queue = WaitingQueue()
+    scheduler = begin_life(group, queue, ServeSettings(), None, now_s=0.0).scheduler
+    queue.push(request(1, num_prompt=9, max_tokens=3, n=3))
+    newest = []
+    for _ in range(3):
+        plan = scheduler.plan(planner_of(Fixed(0)))
+        result = asyncio.run(group.execute(plan))
+        for outcome in outcomes(plan, result):
+            sequence = scheduler.find(outcome.dp_rank, outcome.slot, outcome.epoch)
+            assert sequence is not None
+            sequence.commit(outcome.num_known, outcome.emitted)
+        newest += group.newest
+    assert [(part.num_sequences, part.rows, part.context) for part in newest] == [(0, 8, 0.0), (0, 3, 0.0), (3, 3, 9.0)]

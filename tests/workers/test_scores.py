@@ -157,6 +157,7 @@ def overlaps(worker: Worker, live: Live, fields: dict[str, float], result: Batch
         top_k=(ones * fields["top_k"]).long(),
         top_p=ones * fields["top_p"],
         min_p=ones * 0,
+        typical_p=ones,
     )
     p_GV = target_law(logits_GV, cuts, any_sampled=True, any_sorted=True)
     return torch.minimum(p_GV, laws_GV[: len(drafts)]).sum(-1).tolist()

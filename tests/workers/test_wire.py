@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from fakes import echo_worker
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.v1 import worker_pb2
 from parallel.mesh import ONE_RANK, Mesh
 from workers import wire
+from workers.demands import TokenLogprob
 from workers.plan import (
     BatchPlan,
     BatchResult,
     Calibration,
     CollectiveCount,
-    CollectiveFailed,
-    LoadError,
     NewSequence,
+    Origin,
+    RankEnd,
     RankReport,
-    RanksDisagree,
     StalePlan,
     StepPlan,
     StepTimings,
@@ -44,6 +45,8 @@ def tokens(most: int) -> st.SearchStrategy:
     return st.lists(u32, max_size=most).map(tuple)
 
 
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
 new_sequences = st.builds(
     NewSequence,
     slot=u32,
@@ -61,17 +64,31 @@ new_sequences = st.builds(
     max_tokens=u32,
 )
 
+logprobs = st.floats(max_value=0, allow_nan=False, width=32)
+
+
+def told_of(run: st.SearchStrategy) -> st.SearchStrategy:
+    """Log-probabilities of the tokens of a run, with as many others each."""
+
+    def tell(ids: tuple[int, ...], num_top: int) -> st.SearchStrategy:
+        others = rows(st.tuples(u32, logprobs), num_top)
+        return st.tuples(
+            *[st.builds(TokenLogprob, token=st.just(token), logprob=logprobs, top=others) for token in ids]
+        )
+
+    return st.tuples(run, st.integers(0, 2)).flatmap(lambda both: tell(*both))
+
 
 @st.composite
 def batch_plans(draw: st.DrawFn) -> BatchPlan:
-    n = draw(st.integers(0, 4))
+    n = draw(st.integers(0, 3))
     num_drafts = draw(rows(st.integers(0, 8), n))
     return BatchPlan(
         admitted=draw(st.lists(new_sequences, max_size=2).map(tuple)),
         released_slots=draw(tokens(3)),
         slots=draw(rows(u32, n)),
         epochs=draw(rows(u64, n)),
-        num_known=draw(rows(u32, n)),
+        num_known=draw(rows(st.integers(1, 4) | u32.filter(bool), n)),
         num_drafts=num_drafts,
         num_forced=draw(st.just(()) | st.tuples(*[st.integers(0, count) for count in num_drafts])),
         samples=draw(rows(st.booleans(), n)),
@@ -103,6 +120,32 @@ counts = st.builds(CollectiveCount, group=st.sampled_from(["tp.0", "tp.1", "worl
 
 
 @st.composite
+def left_out(draw: st.DrawFn, batch: BatchPlan, emitted: tuple[tuple[int, ...], ...]) -> dict[str, object]:
+    """Columns of a result that may be left out, each there or not."""
+    n = len(batch.slots)
+    ends = draw(st.just(()) | rows(st.sampled_from(RankEnd), n))
+    columns: dict[str, object] = {
+        "ends": ends,
+        "problems": draw(rows(texts, ends.count(RankEnd.BROKEN))),
+        "num_forbidden": draw(st.just(()) | rows(u32, n)),
+    }
+    if draw(st.booleans()):
+        looked_up = tuple(draw(st.integers(0, waiting)) for waiting in batch.num_drafts)
+        columns["num_looked_up"] = looked_up
+        columns["origins"] = tuple(
+            draw(st.sampled_from([Origin.PREDICTION, Origin.NGRAM])) if count else Origin.DRAFTER for count in looked_up
+        )
+    if draw(st.booleans()):
+        columns["logprobs"] = draw(st.tuples(*[st.just(()) | told_of(st.just(run)) for run in emitted]))
+    if draw(st.booleans()):
+        counts = [known - samples for known, samples in zip(batch.num_known, batch.samples, strict=True)]
+        columns["prompt_logprobs"] = draw(
+            st.tuples(*[told_of(rows(u32, count)) if count < 5 else st.just(()) for count in counts])
+        )
+    return columns
+
+
+@st.composite
 def answers(draw: st.DrawFn) -> tuple[RankReport, StepPlan, Mesh, int]:
     """A report, the plan it answers, the mesh, and whose report it is."""
     plan = draw(plans.filter(lambda plan: plan.batches))
@@ -121,6 +164,7 @@ def answers(draw: st.DrawFn) -> tuple[RankReport, StepPlan, Mesh, int]:
         margins=tuple(draw(rows(logit_gaps, len(run))) for run in emitted) if plan.report_margins else (),
         scores=tuple(draw(rows(reals, d)) for d in batch.num_drafts),
         acceptance=tuple(draw(rows(unit, min(a + 1, d))) for a, d in zip(accepted, admitted, strict=True)),
+        **draw(left_out(batch, emitted)),
     )
     report = RankReport(
         step_id=plan.step_id,
@@ -148,6 +192,7 @@ def test_a_report_arrives_as_it_left(answer: tuple[RankReport, StepPlan, Mesh, i
     assert over_the_wire(*answer) == answer[0]
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(answers(), st.sampled_from(["step_id", "epoch"]))
 def test_the_report_on_another_plan_is_refused(answer: tuple[RankReport, StepPlan, Mesh, int], name: str) -> None:
     report, plan, mesh, rank = answer
@@ -271,22 +316,76 @@ def test_a_damaged_result_is_refused_on_arrival(column: str) -> None:
         wire.report_from_wire(message, ONE_ROW, ONE_RANK, 0)
 
 
-@pytest.mark.parametrize("kind", [StalePlan, LoadError, CollectiveFailed, RanksDisagree])
-@given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_errors_of_the_contract_keep_their_kind_and_text(kind: type[Exception], text: str) -> None:
-    error = wire.error_from_text(wire.error_to_text(kind(text)))
-    assert type(error) is kind
-    assert str(error) == text
+SURE = (TokenLogprob(token=7, logprob=0.0), TokenLogprob(token=8, logprob=-math.inf))
+
+
+def test_a_sure_token_and_an_impossible_one_have_a_log_probability() -> None:
+    report = replace(ITS_REPORT, batch=replace(ITS_RESULT, logprobs=(SURE,)))
+    assert over_the_wire(report, ONE_ROW) == report
+
+
+@pytest.mark.parametrize("told", [SURE[:1], SURE[::-1], (*SURE, SURE[0])], ids=["too few", "others", "too many"])
+def test_log_probabilities_of_other_tokens_than_were_emitted_do_not_leave_the_worker(
+    told: tuple[TokenLogprob, ...],
+) -> None:
+    with pytest.raises(ValueError, match="do not fit the emitted tokens"):
+        to_wire(logprobs=(told,))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_log_probabilities_of_another_part_of_a_prompt_do_not_leave_the_worker(count: int) -> None:
+    chunk = replace(ONE_BATCH, num_known=(3,), num_drafts=(0,))
+    plan = replace(ONE_ROW, batches=(chunk,))
+    alone = {"emitted": ((7,),), "drafted": ((),), "num_admitted": (0,), "num_accepted": (0,)}
+    none = {"scores": ((),), "acceptance": ((),)}
+    to_wire(plan, **alone, **none, prompt_logprobs=(SURE,))
+    with pytest.raises(ValueError, match="do not fit the rows of the prompt"):
+        to_wire(plan, **alone, **none, prompt_logprobs=((SURE[0],) * count,))
+
+
+@pytest.mark.parametrize("column", ["num_forbidden", "ends", "logprobs", "prompt_logprobs"])
+def test_a_column_that_may_be_left_out_is_whole_or_not_there(column: str) -> None:
+    entry = {"num_forbidden": 0, "ends": RankEnd.NONE}.get(column, ())
+    to_wire(**{column: (entry,)})
+    with pytest.raises(ValueError, match="that may be left out"):
+        to_wire(**{column: (entry, entry)})
+
+
+@pytest.mark.parametrize(
+    ("origins", "counts"),
+    [
+        ((Origin.NGRAM,), ()),
+        ((), (1,)),
+        ((Origin.NGRAM,), (0,)),
+        ((Origin.DRAFTER,), (1,)),
+        ((Origin.PREDICTION,), (100,)),
+    ],
+)
+def test_counts_of_what_was_looked_up_fit_their_origins(origins: tuple[Origin, ...], counts: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="drafts that were looked up do not fit"):
+        to_wire(origins=origins, num_looked_up=counts)
+
+
+def test_a_problem_without_a_sequence_that_broke_does_not_leave_the_worker() -> None:
+    with pytest.raises(ValueError, match="1 problems do not fit"):
+        to_wire(problems=("no such rule",))
+    to_wire(ends=(RankEnd.BROKEN,), problems=("no such rule",))
+    with pytest.raises(ValueError, match="0 problems do not fit"):
+        to_wire(ends=(RankEnd.BROKEN,))
+
+
+@pytest.mark.parametrize("column", ["origins", "ends"])
+def test_a_kind_that_is_not_of_the_contract_is_refused_on_arrival(column: str) -> None:
+    message = to_wire()
+    getattr(message.batch, column).append(99)
+    with pytest.raises(ValueError, match="99"):
+        wire.report_from_wire(message, ONE_ROW, ONE_RANK, 0)
 
 
 def test_other_errors_become_a_lost_worker_that_names_them() -> None:
     message = wire.failure_to_wire(ZeroDivisionError("in layer 3"), ONE_ROW)
     with pytest.raises(WorkerLost, match=r"^ZeroDivisionError: in layer 3$"):
         wire.report_from_wire(message, ONE_ROW, ONE_RANK, 0)
-
-
-def test_a_text_that_utf8_cannot_hold_still_arrives() -> None:
-    assert str(wire.error_from_text(wire.error_to_text(LoadError("file \udcff")))) == "file \\udcff"
 
 
 def test_settings_and_description_survive_as_json() -> None:

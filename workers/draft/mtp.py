@@ -10,6 +10,9 @@ drafting goes on from the last of them with the module's own output:
 
 With the drafter switched off, hidden states of the last W committed tokens wait in a window and are fed in one pass
 when it is switched on again; what is older is a gap, masked in the module's attention.
+
+Drafts that were looked up take the place of its own from the first on; the passes are the same, and see them. So where
+they are fewer than the plan draws, the module goes on behind them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from parallel.collectives import Group
@@ -24,14 +28,17 @@ from parallel.vocabulary import Best, best_of
 from state.pools import DevicePools
 from workers.batch import Batch, build_batch, lay_out, stage_layout
 from workers.draft.confidence import Calibrator, Scorer
+from workers.draft.lookups import LookedUp, Lookups
 from workers.draft.proposer import DraftCounts, Observation, Proposal
 from workers.models.qwen3_next import Qwen3Next
 from workers.ops.base import Ops
 from workers.passes import drafter_pass
-from workers.plan import NewSequence
+from workers.plan import NewSequence, Origin
 from workers.rows import pad_rows
+from workers.sampling.processing import Processing
 from workers.sampling.processors import target_law
 from workers.sampling.registers import SamplingRegisters
+from workers.sampling.shaper import Rows
 from workers.sampling.verify import DrawParams, draw_draft
 
 
@@ -43,6 +50,7 @@ class MtpProposer:
         model: Qwen3Next,
         pools: DevicePools,
         registers: SamplingRegisters,
+        processing: Processing | None,
         ops: Ops,
         tp: Group,
         gamma_max: int,
@@ -53,12 +61,24 @@ class MtpProposer:
         self._scorer, self._calibrator = scorer, Calibrator(gamma_max, pools.device)
         self._model = model
         self._pools, self._registers, self._ops, self._tp = pools, registers, ops, tp
+        self._processing = processing
+        self._lookups = None if processing is None else Lookups(pools, processing.matchers)
+        self._looked_up: LookedUp | None = None
         self._fed: tuple[Batch, Tensor, Tensor] | None = None
         self._verified = [0] * gamma_max
         self._accepted = [0] * gamma_max
 
     def begin(self, sequences: Sequence[NewSequence]) -> None:
-        """The head needs to know nothing of a request before its first tokens."""
+        """The head needs to know nothing of a request before its first tokens; lookups do."""
+        if self._lookups is not None:
+            self._lookups.begin(sequences)
+
+    def leave(self, slots: Sequence[int]) -> None:
+        if self._lookups is not None:
+            self._lookups.leave(slots)
+
+    def looked_up(self, slots: Sequence[int]) -> tuple[tuple[Origin, int], ...]:
+        return () if self._lookups is None else self._lookups.looked_up(slots)
 
     def observe(self, observation: Observation, *, feed: bool) -> None:
         self._fed = None
@@ -80,6 +100,8 @@ class MtpProposer:
         slots_S = batch.slots_B.index_select(0, proposal.columns_S)
         known_S = end_B.index_select(0, proposal.columns_S)  # position of the newest token
         hidden_SD = last_BD.index_select(0, proposal.columns_S)
+        if self._lookups is not None:
+            self._looked_up = self._lookups.look_up(proposal, slots_S, known_S)
         self._draw(proposal, 0, slots_S, known_S, hidden_SD)
         if proposal.gamma == 1:
             return
@@ -125,6 +147,8 @@ class MtpProposer:
             drafts_S, score_S = found
             class_S = self._registers.temperature_class.index_select(0, slots_S)
             confidence_S = self._calibrator.confidence(score_S, class_S, step, proposal.calibration)
+            if self._looked_up is not None:
+                drafts_S, score_S, confidence_S = self._looked_up.instead_of(step, drafts_S, score_S, confidence_S)
             bits_S2 = torch.stack([score_S, confidence_S], 1).view(torch.int32)
             drawn_S3 = torch.cat([drafts_S[:, None], bits_S2.to(torch.int64)], 1)
         drawn_S3 = self._tp.broadcast(drawn_S3)
@@ -148,15 +172,19 @@ class MtpProposer:
     ) -> tuple[Tensor, Best] | None:
         """Drafts int64 [S], and what their scores are made of, on the leader; None elsewhere."""
         pools, modes, count = self._pools, proposal.modes, len(proposal.slots)
-        if not modes.any_sampled:
+        if not modes.any_sampled and not modes.any_whole:
             best = self._model.vocabulary.best(logits_RP[:count], **self._scorer.needs)
             return None if best is None else (best.id_R, best)
         logits_RV = self._model.vocabulary.gather(logits_RP)
         if logits_RV is None:
             return None
+        if modes.any_whole:
+            logits_RV = self._processed(proposal, step, slots_S, known_S, logits_RV)
         slots_R = pad_rows(slots_S, self._ops.row_multiple)
         params = self._registers.row_params(slots_R)
-        law_RV = target_law(logits_RV, params, any_sampled=True, any_sorted=modes.any_sorted)
+        law_RV = target_law(
+            logits_RV, params, any_sampled=modes.any_sampled, any_sorted=modes.any_sorted, any_typical=modes.any_typical
+        )
         draw = DrawParams(
             greedy_N=params.greedy,
             coupled_N=self._registers.coupled.index_select(0, slots_R),
@@ -164,11 +192,30 @@ class MtpProposer:
             position_N=pad_rows(known_S + 1 + step - pools.prompt_len.index_select(0, slots_S), self._ops.row_multiple),
         )
         drafts_R = draw_draft(
-            law_RV, draw, proposal.step_id, any_standard=modes.any_standard, any_coupled=modes.any_coupled
+            law_RV, draw, proposal.step_id, any_standard=modes.draws_drafts, any_coupled=modes.any_coupled
         )
         if modes.any_standard:
             pools.draft_law[:, step].index_copy_(0, slots_S, law_RV[:count])
         return drafts_R[:count], best_of(logits_RV[:count], **self._scorer.needs)
+
+    def _processed(self, proposal: Proposal, step: int, slots_S: Tensor, known_S: Tensor, logits_RV: Tensor) -> Tensor:
+        """The logits as requests have them, on the drafts so far."""
+        assert self._processing is not None
+        missing = len(logits_RV) - len(proposal.slots)
+        before_SJ = self._pools.tokens_at(
+            slots_S[:, None], known_S[:, None] + 1 + torch.arange(step, device=self._pools.device)
+        )
+        index_S = known_S + 1 + step
+        rows = Rows(
+            slots=proposal.slots,
+            slots_S=slots_S,
+            owners_R=F.pad(torch.arange(len(proposal.slots), device=self._pools.device), (0, missing)),
+            index_R=F.pad(index_S, (0, missing)),
+            first_S=index_S,
+            width=1,
+            longest=proposal.longest + step,
+        )
+        return self._processing.of_drafts(logits_RV, rows, before_SJ)
 
     def _stow(self, observation: Observation) -> None:
         """Hidden states of the last committed rows go to the window; what falls out of it becomes a gap."""

@@ -31,6 +31,7 @@ from workers.draft.proposer import Proposal
 from workers.models.qwen3_next import Qwen3Next
 from workers.ops.base import Ops
 from workers.plan import NewSequence
+from workers.sampling.processing import Processing
 from workers.sampling.randomness import Purpose, uniforms
 from workers.sampling.registers import SamplingRegisters
 
@@ -47,12 +48,13 @@ class OracleProposer(MtpProposer):
         model: Qwen3Next,
         pools: DevicePools,
         registers: SamplingRegisters,
+        processing: Processing | None,
         ops: Ops,
         tp: Group,
         gamma_max: int,
         scorer: Scorer,
     ) -> None:
-        super().__init__(model, pools, registers, ops, tp, gamma_max, scorer)
+        super().__init__(model, pools, registers, processing, ops, tp, gamma_max, scorer)
         rows = pools.sizes.num_slots + 1
         self._vocab_size = model.config.vocab_size
         self._lengths = [0] * rows
@@ -62,6 +64,7 @@ class OracleProposer(MtpProposer):
         self._on_recording_S: Tensor | None = None
 
     def begin(self, sequences: Sequence[NewSequence]) -> None:
+        super().begin(sequences)
         for sequence in sequences:
             slot, oracle = sequence.slot, sequence.oracle
             length = 0 if oracle is None else len(oracle.continuation)

@@ -21,12 +21,14 @@ class RowParams:
     top_k: int64 [R]; 0 is off.
     top_p: float32 [R] in [0, 1]; 1 is off, 0 leaves the most probable token.
     min_p: float32 [R] in [0, 1]; 0 is off.
+    typical_p: float32 [R] in (0, 1]; 1 is off.
     """
 
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
+    typical_p: Tensor
 
     @property
     def greedy(self) -> Tensor:
@@ -34,16 +36,19 @@ class RowParams:
         return self.temperature == 0
 
 
-def target_law(logits_RV: Tensor, params: RowParams, *, any_sampled: bool, any_sorted: bool) -> Tensor:
+def target_law(
+    logits_RV: Tensor, params: RowParams, *, any_sampled: bool, any_sorted: bool, any_typical: bool = False
+) -> Tensor:
     """The law each row is sampled from.
 
-    Order: temperature, top-k, top-p, min-p, renormalise. Top-p takes the law after top-k, min-p the ratio to the most
-    probable token. All of them keep at least the most probable token; of equal logits the lower id counts as the more
-    probable. A greedy row is a point mass on its most probable token.
+    Order: temperature, top-k, top-p, min-p, typical-p, renormalise. Top-p takes the law after top-k, min-p the ratio to
+    the most probable token, typical-p the law after all of them. All but the last keep the most probable token; of
+    equal logits the lower id counts as the more probable. A greedy row is a point mass on its most probable token.
 
     logits_RV: any float dtype; −inf forbids a token; one finite logit per row at least.
-    any_sampled: False promises that every row is greedy. any_sorted: False promises that no row that is not greedy has
-        top-k or top-p on, and saves the sort. Both are decided on the host from the requests' parameters.
+    any_sampled: False promises that every row is greedy. any_sorted, any_typical: False promises that no row that is
+        not greedy has top-k or top-p on, or typical-p, and saves a sort. All are decided on the host from the requests'
+        parameters.
     Returns float32 [R, V]; rows sum to 1 and do not depend on each other.
     """
     logits_RV = logits_RV.to(torch.float32)
@@ -61,6 +66,11 @@ def target_law(logits_RV: Tensor, params: RowParams, *, any_sampled: bool, any_s
         law_RV = _keep_top(law_RV, logits_RV, params)
     law_RV = torch.where(law_RV >= params.min_p.unsqueeze(-1) * law_RV.amax(dim=-1, keepdim=True), law_RV, 0.0)
     law_RV = law_RV / law_RV.sum(dim=-1, keepdim=True)
+    if any_typical:
+        typical_RV = _keep_typical(law_RV, params.typical_p)
+        # Rows without it keep their bits, which dividing by their sum once more would not.
+        is_cut_R1 = params.typical_p.unsqueeze(-1) < 1
+        law_RV = torch.where(is_cut_R1, typical_RV / typical_RV.sum(dim=-1, keepdim=True), law_RV)
     return torch.where(greedy_R1, point_RV, law_RV)
 
 
@@ -84,3 +94,21 @@ def _keep_top(law_RV: Tensor, logits_RV: Tensor, params: RowParams) -> Tensor:
     in_top_p_RV = (before_RV < top_p_R1 * reached_RV[:, -1:]) | (top_p_R1 >= 1) | (rank_V == 0)
     kept_RV = torch.where(in_top_p_RV, sorted_RV, 0.0)
     return torch.zeros_like(law_RV).scatter(-1, order_RV, kept_RV)
+
+
+def _keep_typical(law_RV: Tensor, typical_p_R: Tensor) -> Tensor:
+    """Locally typical sampling (Meister et al. 2202.00666): the tokens whose surprise is nearest to the entropy, the
+    fewest whose mass reaches typical_p. The law with the other tokens' mass set to 0, not renormalised. Of tokens as
+    near the lower id counts as the nearer.
+    """
+    surprise_RV = torch.where(law_RV > 0, -law_RV.clamp(min=torch.finfo(law_RV.dtype).tiny).log(), 0.0)
+    entropy_R1 = (law_RV * surprise_RV).sum(dim=-1, keepdim=True)
+    distance_RV = torch.where(law_RV > 0, (surprise_RV - entropy_R1).abs(), float("inf"))
+    order_RV = distance_RV.sort(dim=-1, stable=True).indices
+    sorted_RV = law_RV.gather(-1, order_RV)
+    reached_RV = sorted_RV.cumsum(dim=-1, dtype=torch.float64)
+    before_RV = torch.cat([torch.zeros_like(reached_RV[:, :1]), reached_RV[:, :-1]], dim=-1)
+    typical_p_R1 = typical_p_R.unsqueeze(-1).to(torch.float64)
+    rank_V = torch.arange(law_RV.shape[-1], device=law_RV.device)
+    kept_RV = (before_RV < typical_p_R1 * reached_RV[:, -1:]) | (rank_V == 0)
+    return torch.zeros_like(law_RV).scatter(-1, order_RV, torch.where(kept_RV, sorted_RV, 0.0))

@@ -11,7 +11,7 @@ Shapes: B sequences, W window rows = 1 + G, G the most drafts of any sequence, V
 of a window is the target's law of output position position + j, given drafts 0 .. j − 1.
 
 Sources: Leviathan, Kalman, Matias 2211.17192 and Chen et al. 2302.01318 (standard); Daliri, Musco, Suresh 2408.07978
-(coupled).
+(coupled); Cai et al. 2401.10774 §2.3.1 (typical, which is lossy).
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Verdict:
 class DrawParams:
     """How each of N sequences or rows draws its tokens, and the keys of its noise.
 
-    greedy_N, coupled_N: bool; coupled means nothing where greedy. Rows that are neither are standard.
+    greedy_N, coupled_N: bool; coupled means nothing where greedy. Rows that are neither are standard, and draw so where
+        they are verified as typical.
     seed_N: int64, the 64 bits of the request's seed (`randomness.signed_seed`).
     position_N: int64, output position of the row, or of the first row of the sequence's window.
     """
@@ -64,6 +65,16 @@ class DrawParams:
     @property
     def standard_N(self) -> Tensor:
         return ~(self.greedy_N | self.coupled_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypicalParams:
+    """Which of B sequences are verified by how typical their drafts are, bool, none of them greedy or coupled; and the
+    thresholds of those, float32."""
+
+    lossy_B: Tensor
+    epsilon_B: Tensor
+    delta_B: Tensor
 
 
 def verify_standard(
@@ -90,18 +101,17 @@ def verify_standard(
     scale: 1.0 with floats; with integers, how many values a uniform takes.
     """
     wide = torch.float64 if p_BWV.is_floating_point() else torch.int64
-    num_sequences, window, vocab_size = p_BWV.shape
+    _, window, vocab_size = p_BWV.shape
     picked_BG1 = drafts_BG.clamp(0, vocab_size - 1).unsqueeze(-1)
     p_drafted_BG = p_BWV[:, :-1].gather(-1, picked_BG1).squeeze(-1).to(wide)
     q_drafted_BG = q_BGV.gather(-1, picked_BG1).squeeze(-1).to(wide)
     stands_BG = u_accept_BG * q_drafted_BG < p_drafted_BG * scale
     num_accepted_B = _leading(stands_BG, num_drafts_B)
 
-    row_B11 = num_accepted_B.view(-1, 1, 1).expand(num_sequences, 1, vocab_size)
-    p_BV = p_BWV.gather(1, row_B11).squeeze(1).to(wide)
+    p_BV = _laws_at(p_BWV, num_accepted_B).to(wide)
     residual_BV = p_BV
     if window > 1:
-        q_BV = q_BGV.gather(1, row_B11.clamp(max=window - 2)).squeeze(1).to(wide)
+        q_BV = _laws_at(q_BGV, num_accepted_B.clamp(max=window - 2)).to(wide)
         fell_B1 = (num_accepted_B < num_drafts_B).unsqueeze(-1)
         residual_BV = torch.where(fell_B1, (p_BV - q_BV).clamp(min=0), p_BV)
         # A draft falls only where q > p, so some residual is positive elsewhere unless rounding of the laws took it.
@@ -123,6 +133,39 @@ def verify_coupled(y_BW: Tensor, drafts_BG: Tensor, num_drafts_B: Tensor) -> Ver
     return _verdict(drafts_BG, num_accepted_B, last_B, stands_BG.to(torch.float64))
 
 
+def verify_typical(
+    p_BWV: Tensor,
+    drafts_BG: Tensor,
+    num_drafts_B: Tensor,
+    epsilon_B: Tensor,
+    delta_B: Tensor,
+    u_draw_B: Tensor,
+    *,
+    scale: float,
+) -> Verdict:
+    """Lossy: a draft x stands where p(x) > min(ε, δ · exp(−H(p))), H(p) the entropy of p in nats; a replacement and a
+    bonus are drawn from p.
+
+    So of drafts drawn from q a token x follows with probability q(x) · [x is typical] + p(x) · Σ q(y) over the y that
+    are not: not p, unless no draft that q gives is typical. A token that p cannot give never stands. Of a greedy law, a
+    point mass, the exact stream comes out, and such rows need not come here. The acceptance of a draft is 1 or 0.
+
+    p_BWV, drafts_BG, num_drafts_B, u_draw_B, scale: as in `verify_standard`. epsilon_B, delta_B: float.
+    """
+    picked_BG = drafts_BG.clamp(0, p_BWV.shape[-1] - 1)
+    stands_BG = torch.empty_like(drafts_BG, dtype=torch.bool)
+    for j in range(drafts_BG.shape[1]):  # one position after the other, as in `_overlap`
+        law_BV = p_BWV[:, j].to(torch.float64)
+        law_BV = law_BV / law_BV.sum(dim=-1, keepdim=True)
+        likely_B = law_BV.gather(-1, picked_BG[:, j : j + 1]).squeeze(-1)
+        entropy_B = torch.special.entr(law_BV).sum(dim=-1)
+        stands_BG[:, j] = likely_B > torch.minimum(epsilon_B, delta_B * (-entropy_B).exp())
+    num_accepted_B = _leading(stands_BG, num_drafts_B)
+    wide = torch.float64 if p_BWV.is_floating_point() else torch.int64
+    drawn_B = _inverse_cdf(_laws_at(p_BWV, num_accepted_B).to(wide), u_draw_B, scale)
+    return _verdict(drafts_BG, num_accepted_B, drawn_B, stands_BG.to(torch.float64))
+
+
 def verify(
     p_BWV: Tensor,
     q_BGV: Tensor | None,
@@ -133,13 +176,14 @@ def verify(
     *,
     any_standard: bool,
     any_coupled: bool,
+    typical: TypicalParams | None = None,
 ) -> Verdict:
     """The round of every sequence, each by its own mode.
 
     p_BWV: float32, the target's laws as sampled (`processors.target_law`). q_BGV: float32, the laws the drafts were
         drawn from; None where W is 1 or no sequence is standard. drafts_BG: int64 [B, W − 1].
     params: one entry per sequence. step: counter of the round, never used twice for a request: int, or int64 [B].
-    any_standard, any_coupled: False promises that no sequence has the mode and saves its work.
+    any_standard, any_coupled: False promises that no sequence has the mode and saves its work; so does None as typical.
     Raises ValueError: standard sequences and drafts, but no q.
     """
     if q_BGV is None and any_standard and drafts_BG.shape[1] > 0:
@@ -148,23 +192,19 @@ def verify(
     seed_BW = params.seed_N.unsqueeze(1).expand_as(position_BW)
     y_BW = _own_tokens(p_BWV, seed_BW, position_BW, params.coupled_N.unsqueeze(1), any_coupled=any_coupled)
     verdict = verify_coupled(y_BW, drafts_BG, num_drafts_B)
-    if not any_standard:
+    if not any_standard and typical is None:
         return verdict
-    standard = verify_standard(
-        p_BWV,
-        p_BWV[:, :0] if q_BGV is None else q_BGV,
-        drafts_BG,
-        num_drafts_B,
-        uniforms(seed_BW[:, 1:], Purpose.ACCEPT, position_BW[:, :-1], _column(step)),
-        uniforms(params.seed_N, Purpose.DRAW, params.position_N, step),
-        scale=1.0,
-    )
-    is_standard_B = params.standard_N
-    return Verdict(
-        tokens_BW=torch.where(is_standard_B.unsqueeze(1), standard.tokens_BW, verdict.tokens_BW),
-        num_accepted_B=torch.where(is_standard_B, standard.num_accepted_B, verdict.num_accepted_B),
-        acceptance_BG=torch.where(is_standard_B.unsqueeze(1), standard.acceptance_BG, verdict.acceptance_BG),
-    )
+    u_draw_B = uniforms(params.seed_N, Purpose.DRAW, params.position_N, step)
+    if any_standard:
+        u_accept_BG = uniforms(seed_BW[:, 1:], Purpose.ACCEPT, position_BW[:, :-1], _column(step))
+        q_BGV = p_BWV[:, :0] if q_BGV is None else q_BGV
+        standard = verify_standard(p_BWV, q_BGV, drafts_BG, num_drafts_B, u_accept_BG, u_draw_B, scale=1.0)
+        verdict = _either(params.standard_N, standard, verdict)
+    if typical is not None:
+        thresholds = typical.epsilon_B, typical.delta_B
+        lossy = verify_typical(p_BWV, drafts_BG, num_drafts_B, *thresholds, u_draw_B, scale=1.0)
+        verdict = _either(typical.lossy_B, lossy, verdict)
+    return verdict
 
 
 def draw_draft(
@@ -210,6 +250,12 @@ def _leading(stands_BG: Tensor, num_drafts_B: Tensor) -> Tensor:
     return (stands_BG & drafted_BG).to(torch.int64).cumprod(dim=1).sum(dim=1)
 
 
+def _laws_at(law_BWV: Tensor, row_B: Tensor) -> Tensor:
+    """One row of each window, [B, V]."""
+    row_B11 = row_B.view(-1, 1, 1).expand(-1, 1, law_BWV.shape[-1])
+    return law_BWV.gather(1, row_B11).squeeze(1)
+
+
 def _overlap(p_BWV: Tensor, q_BGV: Tensor, wide: torch.dtype) -> Tensor:
     """Σ min(p, q) of each draft position, [B, G]. One position after the other: widened all at once, the smaller laws
     would take more memory than both that they are of."""
@@ -238,6 +284,16 @@ def _verdict(drafts_BG: Tensor, num_accepted_B: Tensor, last_B: Tensor, acceptan
     tokens_BW = torch.where(index_W < num_accepted_B1, drafts_BW, NO_TOKEN)
     tokens_BW = torch.where(index_W == num_accepted_B1, last_B.unsqueeze(1), tokens_BW)
     return Verdict(tokens_BW=tokens_BW, num_accepted_B=num_accepted_B, acceptance_BG=acceptance_BG)
+
+
+def _either(is_first_B: Tensor, first: Verdict, second: Verdict) -> Verdict:
+    """Each sequence's from one or the other."""
+    is_first_B1 = is_first_B.unsqueeze(1)
+    return Verdict(
+        tokens_BW=torch.where(is_first_B1, first.tokens_BW, second.tokens_BW),
+        num_accepted_B=torch.where(is_first_B, first.num_accepted_B, second.num_accepted_B),
+        acceptance_BG=torch.where(is_first_B1, first.acceptance_BG, second.acceptance_BG),
+    )
 
 
 def _column(step: int | Tensor) -> int | Tensor:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "priority", "stream", "report_rounds", "lora_adapter", "max_drafts", "oracle")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "priority", "stream", "report_rounds", "lora_adapter", "max_drafts", "constraint", "n", "logprobs", "prompt_logprobs", "echo", "report_offsets", "prediction", "ngram", "oracle")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,14 @@ class GenerateRequest(_message.Message):
     REPORT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     LORA_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    REPORT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    NGRAM_FIELD_NUMBER: _ClassVar[int]
     ORACLE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
@@ -34,8 +42,24 @@ class GenerateRequest(_message.Message):
     report_rounds: bool
     lora_adapter: str
     max_drafts: int
+    constraint: _types_pb2.Constraint
+    n: int
+    logprobs: int
+    prompt_logprobs: int
+    echo: bool
+    report_offsets: bool
+    prediction: Prediction
+    ngram: bool
     oracle: Oracle
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_types_pb2.Stopping, _Mapping]] = ..., priority: _Optional[int] = ..., stream: _Optional[bool] = ..., report_rounds: _Optional[bool] = ..., lora_adapter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., oracle: _Optional[_Union[Oracle, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_types_pb2.Stopping, _Mapping]] = ..., priority: _Optional[int] = ..., stream: _Optional[bool] = ..., report_rounds: _Optional[bool] = ..., lora_adapter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., constraint: _Optional[_Union[_types_pb2.Constraint, _Mapping]] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., echo: _Optional[bool] = ..., report_offsets: _Optional[bool] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., ngram: _Optional[bool] = ..., oracle: _Optional[_Union[Oracle, _Mapping]] = ...) -> None: ...
+
+class Prediction(_message.Message):
+    __slots__ = ("text", "token_ids")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: TokenIds
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class Oracle(_message.Message):
     __slots__ = ("continuation", "acceptance")
@@ -78,7 +102,7 @@ class Image(_message.Message):
     def __init__(self, url: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "index", "text", "token_ids", "usage", "finish", "rounds")
+    __slots__ = ("request_id", "index", "text", "token_ids", "usage", "finish", "rounds", "logprobs", "prompt_logprobs", "offsets", "lossy_verification", "total")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +110,11 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     text: str
@@ -93,7 +122,12 @@ class GenerateResponse(_message.Message):
     usage: _types_pb2.Usage
     finish: Finish
     rounds: _containers.RepeatedCompositeFieldContainer[_types_pb2.Round]
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[_types_pb2.Round, _Mapping]]] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprob]
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprob]
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    lossy_verification: _types_pb2.Verification
+    total: _types_pb2.Usage
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[_types_pb2.Round, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprob, _Mapping]]] = ..., offsets: _Optional[_Iterable[int]] = ..., lossy_verification: _Optional[_Union[_types_pb2.Verification, str]] = ..., total: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "stop_token_id", "stop")

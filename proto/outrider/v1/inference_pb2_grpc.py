@@ -55,10 +55,12 @@ class InferenceServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams one sequence. Frames carry deltas; the last one, and only it, carries `finish`. A frame may hold any number
-        of tokens (speculation commits several per pass): do not take one frame for one token.
+        """Streams one sequence, or `n` of them with frames in any order. Frames carry deltas; the last one of a sequence, and
+        only it, carries `finish`. A frame may hold any number of tokens (speculation commits several per pass): do not take
+        one frame for one token. An error ends all sequences of the call.
 
-        INVALID_ARGUMENT: a field is wrong (named, with the remedy). NOT_FOUND: another model is served here.
+        INVALID_ARGUMENT: a field is wrong (named, with the remedy, and as a google.rpc.BadRequest in the status's details).
+        FAILED_PRECONDITION: a field needs what this server does not have. NOT_FOUND: another model is served here.
         ALREADY_EXISTS: the request id is live. RESOURCE_EXHAUSTED: the queue is full, the reader fell behind, or the message
         is longer than 4 MiB (16 bytes per token of context where that is more, at most 16 MiB).
         UNAVAILABLE: draining, not ready, or the worker was lost. Trailing metadata `x-tokens-sent` counts the ids that went

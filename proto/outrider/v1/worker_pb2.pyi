@@ -83,7 +83,7 @@ class BatchPlan(_message.Message):
     def __init__(self, admitted: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., released_slots: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., sequence_epochs: _Optional[_Iterable[int]] = ..., num_known: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[bool]] = ..., max_committed: _Optional[_Iterable[int]] = ..., num_unfed: _Optional[_Iterable[int]] = ..., verify_budget: _Optional[int] = ..., num_forced: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewSequence(_message.Message):
-    __slots__ = ("slot", "sequence_epoch", "uid", "prompt", "tables", "temperature", "top_k", "top_p", "min_p", "seed", "coupled", "stop_token_ids", "max_tokens", "oracle")
+    __slots__ = ("slot", "sequence_epoch", "uid", "prompt", "tables", "temperature", "top_k", "top_p", "min_p", "seed", "coupled", "stop_token_ids", "max_tokens", "oracle", "shaping", "constraint", "typical", "num_logprobs", "num_prompt_logprobs", "prediction", "looks_back", "fork", "typical_p")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,15 @@ class NewSequence(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ORACLE_FIELD_NUMBER: _ClassVar[int]
+    SHAPING_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    LOOKS_BACK_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
     slot: int
     sequence_epoch: int
     uid: int
@@ -112,7 +121,90 @@ class NewSequence(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_tokens: int
     oracle: OracleDrafts
-    def __init__(self, slot: _Optional[int] = ..., sequence_epoch: _Optional[int] = ..., uid: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., coupled: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., oracle: _Optional[_Union[OracleDrafts, _Mapping]] = ...) -> None: ...
+    shaping: Shaping
+    constraint: RankConstraint
+    typical: RankTypical
+    num_logprobs: int
+    num_prompt_logprobs: int
+    prediction: _containers.RepeatedScalarFieldContainer[int]
+    looks_back: bool
+    fork: Fork
+    typical_p: float
+    def __init__(self, slot: _Optional[int] = ..., sequence_epoch: _Optional[int] = ..., uid: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., coupled: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., oracle: _Optional[_Union[OracleDrafts, _Mapping]] = ..., shaping: _Optional[_Union[Shaping, _Mapping]] = ..., constraint: _Optional[_Union[RankConstraint, _Mapping]] = ..., typical: _Optional[_Union[RankTypical, _Mapping]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., looks_back: _Optional[bool] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., typical_p: _Optional[float] = ...) -> None: ...
+
+class Shaping(_message.Message):
+    __slots__ = ("repetition", "frequency", "presence", "bias_ids", "biases", "allowed", "banned", "bad_words", "min_tokens")
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_FIELD_NUMBER: _ClassVar[int]
+    BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIASES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    BANNED_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    repetition: float
+    frequency: float
+    presence: float
+    bias_ids: _containers.RepeatedScalarFieldContainer[int]
+    biases: _containers.RepeatedScalarFieldContainer[float]
+    allowed: _containers.RepeatedScalarFieldContainer[int]
+    banned: _containers.RepeatedScalarFieldContainer[int]
+    bad_words: _containers.RepeatedCompositeFieldContainer[BadWord]
+    min_tokens: int
+    def __init__(self, repetition: _Optional[float] = ..., frequency: _Optional[float] = ..., presence: _Optional[float] = ..., bias_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., allowed: _Optional[_Iterable[int]] = ..., banned: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[BadWord, _Mapping]]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
+
+class BadWord(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RankConstraint(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class RankTypical(_message.Message):
+    __slots__ = ("epsilon", "delta")
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    epsilon: float
+    delta: float
+    def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
+
+class Fork(_message.Message):
+    __slots__ = ("slot", "sequence_epoch", "pages")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    sequence_epoch: int
+    pages: _containers.RepeatedCompositeFieldContainer[PageCopy]
+    def __init__(self, slot: _Optional[int] = ..., sequence_epoch: _Optional[int] = ..., pages: _Optional[_Iterable[_Union[PageCopy, _Mapping]]] = ...) -> None: ...
+
+class PageCopy(_message.Message):
+    __slots__ = ("source", "target")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    target: int
+    def __init__(self, source: _Optional[int] = ..., target: _Optional[int] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("constraint",)
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    constraint: RankConstraint
+    def __init__(self, constraint: _Optional[_Union[RankConstraint, _Mapping]] = ...) -> None: ...
+
+class PrepareResponse(_message.Message):
+    __slots__ = ("problem",)
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    problem: str
+    def __init__(self, problem: _Optional[str] = ...) -> None: ...
 
 class OracleDrafts(_message.Message):
     __slots__ = ("continuation", "acceptance")
@@ -147,7 +239,7 @@ class RankReport(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., batch: _Optional[_Union[BatchResult, _Mapping]] = ..., digests: _Optional[_Iterable[int]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveCount, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class BatchResult(_message.Message):
-    __slots__ = ("num_emitted", "num_admitted", "num_accepted", "emitted", "drafted", "margins", "scores", "acceptance")
+    __slots__ = ("num_emitted", "num_admitted", "num_accepted", "emitted", "drafted", "margins", "scores", "acceptance", "origins", "num_forbidden", "ends", "problems", "logprobs", "prompt_logprobs", "num_looked_up")
     NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ADMITTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +248,13 @@ class BatchResult(_message.Message):
     MARGINS_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORBIDDEN_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOOKED_UP_FIELD_NUMBER: _ClassVar[int]
     num_emitted: _containers.RepeatedScalarFieldContainer[int]
     num_admitted: _containers.RepeatedScalarFieldContainer[int]
     num_accepted: _containers.RepeatedScalarFieldContainer[int]
@@ -164,7 +263,28 @@ class BatchResult(_message.Message):
     margins: _containers.RepeatedScalarFieldContainer[float]
     scores: _containers.RepeatedScalarFieldContainer[float]
     acceptance: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, num_emitted: _Optional[_Iterable[int]] = ..., num_admitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., margins: _Optional[_Iterable[float]] = ..., scores: _Optional[_Iterable[float]] = ..., acceptance: _Optional[_Iterable[float]] = ...) -> None: ...
+    origins: _containers.RepeatedScalarFieldContainer[int]
+    num_forbidden: _containers.RepeatedScalarFieldContainer[int]
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    logprobs: _containers.RepeatedCompositeFieldContainer[RankLogprobs]
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RankLogprobs]
+    num_looked_up: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_emitted: _Optional[_Iterable[int]] = ..., num_admitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., margins: _Optional[_Iterable[float]] = ..., scores: _Optional[_Iterable[float]] = ..., acceptance: _Optional[_Iterable[float]] = ..., origins: _Optional[_Iterable[int]] = ..., num_forbidden: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., problems: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[RankLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RankLogprobs, _Mapping]]] = ..., num_looked_up: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RankLogprobs(_message.Message):
+    __slots__ = ("ids", "logprobs", "num_top", "top_ids", "top_logprobs")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    num_top: int
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., num_top: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CollectiveCount(_message.Message):
     __slots__ = ("group", "count", "digest")

@@ -49,6 +49,11 @@ class WorkerServiceStub:
                 request_serializer=outrider_dot_v1_dot_worker__pb2.CheckRankRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_worker__pb2.CheckRankResponse.FromString,
                 _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/outrider.v1.WorkerService/Prepare',
+                request_serializer=outrider_dot_v1_dot_worker__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_worker__pb2.PrepareResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -74,6 +79,13 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prepare(self, request, context):
+        """Makes a constraint ready, beside the steps, so that a sequence that has it enters at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +103,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.CheckIntegrity,
                     request_deserializer=outrider_dot_v1_dot_worker__pb2.CheckRankRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_worker__pb2.CheckRankResponse.SerializeToString,
+            ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=outrider_dot_v1_dot_worker__pb2.PrepareRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_worker__pb2.PrepareResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +191,33 @@ class WorkerService:
             '/outrider.v1.WorkerService/CheckIntegrity',
             outrider_dot_v1_dot_worker__pb2.CheckRankRequest.SerializeToString,
             outrider_dot_v1_dot_worker__pb2.CheckRankResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.WorkerService/Prepare',
+            outrider_dot_v1_dot_worker__pb2.PrepareRequest.SerializeToString,
+            outrider_dot_v1_dot_worker__pb2.PrepareResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from configs.load import demo_checkpoint
 from runtime.events import TokenEvent
-from runtime.request import Finish, FinishReason, Round, Usage
+from runtime.request import Finish, FinishReason, Round, StopParams, Usage
 from runtime.stream.detokenizer import Vocabulary
 from runtime.stream.text_stream import Delta, TextStream
 
@@ -49,6 +49,10 @@ def events(ids: list[int], run_lengths: list[int], finish: Finish) -> list[Token
     return made
 
 
+def stream_of(*stops: str) -> TextStream:
+    return TextStream(VOCABULARY.detokenizer(), StopParams(max_tokens=1000, stop_strings=stops))
+
+
 def deltas(stream: TextStream, some_events: list[TokenEvent]) -> list[Delta]:
     got: list[Delta] = []
     for event in some_events:
@@ -76,7 +80,7 @@ stop_lists = st.lists(
 @given(st.text(min_size=1, max_size=60), run_lengths, stop_lists)
 def test_stop_strings_cut_everything_at_one_place(text: str, lengths: list[int], stops: list[str]) -> None:
     ids = encode(text)
-    got = deltas(TextStream(VOCABULARY.detokenizer(), stops), events(ids, lengths, LENGTH))
+    got = deltas(stream_of(*stops), events(ids, lengths, LENGTH))
     last = got[-1]
     assert last.finish is not None
     assert all(delta.finish is None for delta in got[:-1])
@@ -104,7 +108,7 @@ def test_stop_strings_cut_everything_at_one_place(text: str, lengths: list[int],
 
 def test_a_match_inside_an_accepted_run_trims_the_run() -> None:
     ids = encode("def f(x):\n    return x\n")
-    stream = TextStream(VOCABULARY.detokenizer(), ["return"])
+    stream = stream_of("return")
     [delta] = deltas(stream, events(ids, [len(ids)], LENGTH))
     kept = len(delta.token_ids)
     assert 1 < kept < len(ids), "the match must lie inside the run"
@@ -130,7 +134,7 @@ def test_trimming_adds_to_what_the_worker_has_trimmed() -> None:
     event = TokenEvent(
         uid=1, tokens=tuple(ids), usage=Usage(prompt=1, completion=len(ids), rounds=1, accepted=len(ids) + 1, trimmed=2)
     )
-    delta = TextStream(VOCABULARY.detokenizer(), ["two"]).take(event)
+    delta = stream_of("two").take(event)
     assert delta.usage.trimmed == 2 + len(ids) - len(delta.token_ids)
     assert delta.usage.completion == delta.usage.accepted + delta.usage.rounds - delta.usage.trimmed
 
@@ -139,7 +143,7 @@ def test_rounds_wholly_beyond_the_match_are_left_out() -> None:
     ids = tuple(encode("one two three four"))
     rounds = tuple(Round(drafted=(), accepted=0, emitted=(token_id,)) for token_id in ids)
     event = TokenEvent(uid=1, tokens=ids, usage=Usage(prompt=1, completion=len(ids), rounds=len(ids)), rounds=rounds)
-    delta = TextStream(VOCABULARY.detokenizer(), ["two"]).take(event)
+    delta = stream_of("two").take(event)
     assert delta.rounds == rounds[: len(delta.token_ids)]
     assert 0 < len(delta.rounds) < len(rounds)
 
@@ -147,7 +151,7 @@ def test_rounds_wholly_beyond_the_match_are_left_out() -> None:
 def test_end_tokens_are_returned_as_ids_and_add_no_text() -> None:
     ids = [*encode("done"), EOS]
     finish = Finish(reason=FinishReason.EOS, stop_token_id=EOS)
-    got = deltas(TextStream(VOCABULARY.detokenizer()), events(ids, [2], finish))
+    got = deltas(stream_of(), events(ids, [2], finish))
     assert (text_of(got), ids_of(got), got[-1].finish) == ("done", ids, finish)
 
 
@@ -156,13 +160,13 @@ def test_the_text_of_a_stop_token_is_neither_returned_nor_searched() -> None:
     bang = ids[-1]
     assert TOKENIZER.decode([bang]) == "!"
     finish = Finish(reason=FinishReason.STOP_TOKEN, stop_token_id=bang)
-    got = deltas(TextStream(VOCABULARY.detokenizer(), ["!"]), events(ids, [], finish))
+    got = deltas(stream_of("!"), events(ids, [], finish))
     assert (text_of(got), ids_of(got), got[-1].finish) == ("done", ids, finish)
 
 
 def test_held_text_comes_once_when_the_end_comes_by_length() -> None:
     ids = encode("the EN")
-    stream = TextStream(VOCABULARY.detokenizer(), ["END"])
+    stream = stream_of("END")
     got = deltas(stream, events(ids, [1] * len(ids), LENGTH))
     assert text_of(got) == "the EN"
     assert got[-1].finish == LENGTH
@@ -170,13 +174,13 @@ def test_held_text_comes_once_when_the_end_comes_by_length() -> None:
 
 def test_a_stop_string_beats_the_length_limit_at_the_same_token() -> None:
     ids = encode("the END")
-    got = deltas(TextStream(VOCABULARY.detokenizer(), ["END"]), events(ids, [], LENGTH))
+    got = deltas(stream_of("END"), events(ids, [], LENGTH))
     assert got[-1].finish == Finish(reason=FinishReason.STOP_STRING, stop_string="END")
 
 
 def test_a_stop_string_of_replacements_can_complete_at_the_end() -> None:
     half = next(i for i in range(4096) if VOCABULARY.token_bytes(i) == b"\xe2")
-    got = deltas(TextStream(VOCABULARY.detokenizer(), ["\ufffd"]), events([*encode("a"), half], [], LENGTH))
+    got = deltas(stream_of("\ufffd"), events([*encode("a"), half], [], LENGTH))
     assert text_of(got) == "a"
     assert got[-1].finish == Finish(reason=FinishReason.STOP_STRING, stop_string="\ufffd")
     assert got[-1].usage.completion == 2
