@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from constraints.tiny_tokenizers import constraint, ids, write_tokenizer
 from fakes.dangerous_constraints import DANGEROUS
-from oracles.days import by_day
+from oracles.days import by_day, on_turn
 
 from configs.load import demo_checkpoint
 from workers.constraints import trial as trial_module
@@ -64,6 +64,7 @@ def test_what_would_end_a_rank_or_keep_it_busy_is_refused_and_the_next_is_taken(
     assert trials.try_out(GOOD) > 0
 
 
+@on_turn(0, of=2)
 def test_it_is_the_processors_time_that_is_bounded_and_not_the_machines_load(
     started: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +85,7 @@ def test_one_process_serves_all_who_come_one_after_the_other(started: list[subpr
     assert started[0].poll() is None
 
 
+@on_turn(1, of=2)
 def test_many_large_ones_are_taken_one_after_the_other(started: list[subprocess.Popen[str]]) -> None:
     """Each is bounded by itself: what others took before it counts for nothing."""
     trials = Trials(*ABOUT)

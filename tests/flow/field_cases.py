@@ -20,7 +20,7 @@ Request = inference_pb2.GenerateRequest
 Change = Callable[[Request], None]
 Row = Mapping[str, str]
 
-TOKENS = 24
+TOKENS = 18
 SCHEMA = {
     "type": "object",
     "properties": {
