@@ -54,8 +54,8 @@ def main() -> None:
         if args.profile is None:
             subprocess.run([OUTRIDER, "profile", "--out", str(profile), *settings], check=True)
         groups = live(args, profile, Path(folder) / "bench.json", settings)
-    out = Console(width=140)
-    out.print(table(args, profile, groups))
+        found = table(args, profile, groups)
+    Console(width=140).print(found)
 
 
 def live(args: argparse.Namespace, profile: Path, file: Path, settings: list[str]) -> list[Group]:
