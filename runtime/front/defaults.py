@@ -8,6 +8,9 @@ from pathlib import Path
 from runtime.front.files import read_object
 from workers.plan import LoadError
 
+MIN_REPETITION = 2.0**-7
+"""Logits divided by far less leave float32."""
+MAX_REPETITION = 100.0
 KINDS = {"temperature": float, "top_k": int, "top_p": float, "repetition_penalty": float}
 """What is read."""
 MOST = 1e9
@@ -44,7 +47,7 @@ class SamplingDefaults:
             "temperature": defaults.temperature >= 0,
             "top_k": defaults.top_k >= 0,
             "top_p": 0 < defaults.top_p <= 1,
-            "repetition_penalty": 2**-7 <= defaults.repetition_penalty <= 100,
+            "repetition_penalty": MIN_REPETITION <= defaults.repetition_penalty <= MAX_REPETITION,
         }
         for key, is_sound in ranges.items():
             if not is_sound:

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from outrider.v1 import types_pb2
-from runtime.front.defaults import SamplingDefaults
+from runtime.front.defaults import MAX_REPETITION, MIN_REPETITION, SamplingDefaults
 from runtime.front.errors import InvalidRequest, MissingFeature
 from runtime.request import (
     MAX_STOP_STRING_BYTES,
@@ -24,9 +24,6 @@ from workers.demands import Constraint, Shaping, Typical
 MIN_TEMPERATURE = 2.0**-20
 """About 1e-6. Below it, logits divided by the temperature leave float32; greedy is 0."""
 MAX_TEMPERATURE = 1000.0
-MIN_REPETITION = 2.0**-7
-"""Logits divided by far less leave float32."""
-MAX_REPETITION = 100.0
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MAX_BIASES = 1024

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.front import sampling_fields as fields
+from runtime.front.defaults import MAX_REPETITION, MIN_REPETITION
 from workers.sampling.processors import RowParams, target_law
 from workers.sampling.shaping import Counts, forbid, penalise
 
@@ -16,7 +17,7 @@ TINY = 1.2e-38
 LOGITS = torch.tensor(
     [[30.0, -30.0, 0.0, 12.5], [1e4, -1e4, 9999.0, 1e-30], [0.0, 0.0, 0.0, 0.0], [-80.0, -90.0, -100.0, -1e-20]]
 )
-REPETITIONS = (fields.MIN_REPETITION, 1.0, fields.MAX_REPETITION)
+REPETITIONS = (MIN_REPETITION, 1.0, MAX_REPETITION)
 PENALTIES = (-fields.MAX_PENALTY, fields.MAX_PENALTY)
 TEMPERATURES = (0.0, fields.MIN_TEMPERATURE, 1.0, fields.MAX_TEMPERATURE)
 SHARES = (TINY, 0.5, 1.0)
