@@ -34,6 +34,11 @@ log = logging.getLogger(__name__)
 TIME_IS_UP = Finish(reason=FinishReason.TIME_LIMIT)
 
 
+def cannot_follow(constraint: Constraint | None, problem: str) -> InvalidRequest:
+    """What a request is told whose constraint ranks cannot follow. The field is named as in the message."""
+    return InvalidRequest("constraint" if constraint is None else f"constraint.{constraint.kind}", problem)
+
+
 def last_event(live: LiveRequest) -> TokenEvent:
     """That of a request whose time is up: it brings no tokens, and the end of the text, which may complete a stop
     string."""
@@ -132,9 +137,7 @@ class Books:
             try:
                 sequence.commit(outcome.num_known, outcome.emitted)
                 if outcome.end is RankEnd.BROKEN:
-                    constraint = request.sampling.constraint
-                    field = "constraint" if constraint is None else f"constraint.{constraint.kind}"
-                    self.fail([sequence.uid], InvalidRequest(field, outcome.problem))
+                    self.fail([sequence.uid], cannot_follow(request.sampling.constraint, outcome.problem))
                     continue
                 self.live.note_prompt(sequence.uid, outcome.prompt_logprobs)
                 if outcome.samples:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from configs.schema import ServeSettings
 from parallel.mesh import Mesh
-from runtime.books import Books
+from runtime.books import Books, cannot_follow
 from runtime.events import ErrorEvent, EventSink
-from runtime.front.errors import InternalError, InvalidRequest, OutriderError, Unavailable
+from runtime.front.errors import InternalError, OutriderError, Unavailable
 from runtime.life import Life, begin_life, next_life
 from runtime.link import GroupSource, RankProgress
 from runtime.live import EarlyEnd, RequestStatus
@@ -163,7 +163,7 @@ class Engine:
             except WorkerError as error:
                 raise Unavailable(f"the constraint could not be compiled ({error}); try again") from None
             if problem:
-                raise InvalidRequest(f"constraint.{constraint.kind}", problem)
+                raise cannot_follow(constraint, problem)
         except OutriderError as error:
             self._books.live.note_refusal(error)
             raise
@@ -373,7 +373,7 @@ class Engine:
                 self._books.fail_constrained(constraint, Unavailable(f"the constraint could not be compiled ({error})"))
                 continue
             if problem:
-                self._books.fail_constrained(constraint, InvalidRequest(f"constraint.{constraint.kind}", problem))
+                self._books.fail_constrained(constraint, cannot_follow(constraint, problem))
 
     def _give_up_waiting(self) -> None:
         waiting = [request.uid for request in self._books.queue]
