@@ -9,10 +9,17 @@ export OMP_NUM_THREADS := 1
 PYTHON ?= python3
 # An extra package index to look for torch in, such as one of CPU builds; the default build for Linux may bring CUDA along.
 TORCH_INDEX ?=
+# Of pytest, beside the ranks that tests start.
+TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
+# google/api and google/rpc lie as .proto files beside their stubs, where googleapis-common-protos is installed.
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto \
+	-I "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+# What gateways may speak, and the details of its errors, with all that these import.
+GATEWAY_PROTOS := outrider/v1/inference.proto outrider/v1/operator.proto google/rpc/error_details.proto
 
 .PHONY: help install demo test test-all lint format protos wheel clean
 
@@ -36,7 +43,7 @@ demo: $(INSTALLED) ## Start everything on this machine, stream a completion, com
 	$(BIN)/outrider demo
 
 test: $(INSTALLED) ## Run the tests that every change must pass
-	$(BIN)/python -m pytest -m "not full and not gpu"
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup -m "not full and not gpu"
 
 test-all: $(INSTALLED) ## Run every test that needs no GPU, file by file; a rerun goes on where the last one stopped
 	$(BIN)/python .ci/test_all.py
@@ -51,8 +58,9 @@ format: $(INSTALLED) ## Rewrite the code in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-protos: $(INSTALLED) ## Regenerate the gRPC stubs beside the .proto files
-	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto --pyi_out=proto $(PROTOS)
+protos: $(INSTALLED) ## Regenerate the gRPC stubs beside the .proto files, and Envoy's descriptors
+	$(PROTOC) --python_out=proto --grpc_python_out=proto --pyi_out=proto $(PROTOS)
+	$(PROTOC) --include_imports --descriptor_set_out=deploy/envoy/outrider.pb $(GATEWAY_PROTOS)
 
 wheel: $(INSTALLED) ## Build dist/outrider-*.whl
 	rm -rf dist

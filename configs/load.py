@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,17 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from configs.schema import ServeSettings
+from configs.strict_yaml import StrictLoader
 
 BUNDLED = Path(__file__).resolve().parent
 """This package on disk: the YAML files and the demo checkpoint are installed with it."""
 
-PATH_KEYS = ("model.path", "state_dir", "speculation.profile")
+PATH_KEYS = (
+    *("model.path", "state_dir", "speculation.profile", "access.identities", "access.audit_log"),
+    *("server.tls.certificate", "server.tls.key", "server.tls.client_ca"),
+    *("operator.tls.certificate", "operator.tls.key", "operator.tls.client_ca"),
+    *("cluster.tls.certificate", "cluster.tls.key", "cluster.tls.ca"),
+)
 """Paths: relative ones in a YAML file start at that file, relative ones given as overrides at the working directory."""
 
 
@@ -34,34 +41,49 @@ def bundled_files() -> dict[str, Path]:
 
 
 def settings_file(name: str | Path) -> Path:
-    """The file that `--config NAME` means: a path, or the bare name of a bundled file.
+    """The file that `--config NAME` means: a path, or the bare name of a bundled file; or a folder of files.
 
-    Raises SettingsError where there is neither.
+    Raises SettingsError where there is none of them.
     """
     path = Path(name)
-    if path.is_file():
+    if os.path.isfile(path) or (os.path.isdir(path) and files_at(path)):
         return path
     bundled = bundled_files()
     if str(name) in bundled:
         return bundled[str(name)]
-    if path.is_dir():
-        raise SettingsError(f"{path}: is a directory; give the path of a YAML file in it")
+    if os.path.isdir(path):
+        raise _no_file_in(path)
     raise SettingsError(
-        f"{path}: no such file; give the path of a YAML file or one of the bundled names {', '.join(bundled)}"
+        f"{path}: {_why_absent(path)}; give the path of a YAML file or one of the bundled names {', '.join(bundled)}"
     )
+
+
+def files_at(path: Path) -> tuple[Path, ...]:
+    """The settings files that a path stands for: itself, or a folder's .yaml files by name, hidden ones left out (those
+    of an editor, and what a Kubernetes volume keeps beside its files). One that cannot be read is among them: whoever
+    reads it says why."""
+    if not os.path.isdir(path):
+        return (path,)
+    return tuple(sorted(one for one in path.glob("*.yaml") if not one.name.startswith(".") and not os.path.isdir(one)))
 
 
 def load_settings(yaml_path: Path | None, overrides: Mapping[str, Any]) -> ServeSettings:
     """Merges defaults, the YAML file and the overrides, the last ones winning, and checks the result.
 
+    yaml_path: a folder stands for its .yaml files together, none of which may give what another gives.
     overrides: dotted key path to value, such as {"server.port": 0}.
 
     The result always names a checkpoint directory and a served name: where they were left open, the bundled demo and
     the directory's name. Raises SettingsError.
     """
-    document = {} if yaml_path is None else _read_yaml(yaml_path)
-    if yaml_path is not None:
-        _anchor_paths(document, yaml_path.parent)
+    document: dict[str, Any] = {}
+    paths = () if yaml_path is None else files_at(yaml_path)
+    if yaml_path is not None and not paths:
+        raise _no_file_in(yaml_path)  # else a folder that has lost its files would say: all as by default
+    for path in paths:
+        part = _read_yaml(path)
+        _anchor_paths(part, path)
+        _join(document, part, path)
     for key, value in overrides.items():
         _put(document, key, value)
     places = _Places(yaml_path, overrides)
@@ -97,8 +119,8 @@ def _check_slices(settings: ServeSettings, places: _Places) -> None:
 
 def _with_checkpoint(settings: ServeSettings, places: _Places) -> ServeSettings:
     path = settings.model.path or demo_checkpoint()
-    if not (path / "config.json").is_file():
-        found = "no config.json in it" if path.is_dir() else "no such directory"
+    if not os.path.isfile(path / "config.json"):
+        found = "no config.json in it" if os.path.isdir(path) else "no such directory"
         raise SettingsError(
             f"{places.of('model.path')}model.path: {path}: {found}; name a checkpoint directory in Hugging Face format"
         )
@@ -113,7 +135,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if not separator or not key.strip():
         raise SettingsError(f"--set {text}: not of the form key.path=value, as in --set cache.page_size=32")
     try:
-        return key.strip(), yaml.safe_load(value)
+        return key.strip(), yaml.load(value, Loader=StrictLoader)  # a SafeLoader
     except yaml.YAMLError:
         raise SettingsError(f"--set {text}: the value is not YAML; quote it") from None
 
@@ -182,24 +204,9 @@ def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error: the first value would silently lose."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key} is given twice; keep one", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # a SafeLoader
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)  # a SafeLoader
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}; give the path of a YAML file that can be read") from None
     except UnicodeDecodeError:
@@ -209,6 +216,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}:{line}{error.problem or 'not YAML'}") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"{path}: not YAML: {error}") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: not YAML: too many blocks in each other") from None
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -218,19 +227,50 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): {} if value is None and _is_block(str(key)) else value for key, value in document.items()}
 
 
+def _join(document: dict[str, Any], part: dict[str, Any], path: Path, prefix: str = "") -> None:
+    """Adds what a file gives to what the files before it give. Raises SettingsError where both give a key: which one
+    is meant would hang on their names."""
+    for key, value in part.items():
+        there = document.get(key)
+        if isinstance(there, dict) and isinstance(value, dict):
+            _join(there, value, path, f"{prefix}{key}.")
+        elif key in document:
+            raise SettingsError(f"{path}: {prefix}{key}: another file of {path.parent} gives it too; keep one")
+        else:
+            document[key] = value
+
+
+def _why_absent(path: Path) -> str:
+    try:
+        path.stat()
+    except PermissionError as error:
+        return str(error.strerror)
+    except OSError:
+        pass
+    return "no such file"
+
+
+def _no_file_in(folder: Path) -> SettingsError:
+    return SettingsError(f"{folder}: is a directory without a .yaml file; give the path of a settings file")
+
+
 def _is_block(key: str) -> bool:
     field = ServeSettings.model_fields.get(key)
     return field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
-def _anchor_paths(document: dict[str, Any], base: Path) -> None:
+def _anchor_paths(document: dict[str, Any], path: Path) -> None:
+    """path: of the file. Raises SettingsError for a home that is not known here."""
     for key in PATH_KEYS:
         *blocks, name = key.split(".")
         block: Any = document
         for part in blocks:
             block = block.get(part) if isinstance(block, dict) else None
         if isinstance(block, dict) and isinstance(block.get(name), str):
-            block[name] = str(base / Path(block[name]).expanduser())
+            try:
+                block[name] = str(path.parent / Path(block[name]).expanduser())
+            except RuntimeError:
+                raise SettingsError(f"{path}: {key}: {block[name]}: no such home here; write the path out") from None
 
 
 def _put(document: dict[str, Any], key: str, value: Any) -> None:

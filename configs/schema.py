@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from configs.access import AccessSettings, TlsSettings, WorkerTlsSettings
+from configs.base import Port, Settings, as_port
+from configs.observability import LogSettings, TracingSettings
 
 GAMMA_LIMIT = 8
 """Longest draft any proposer may be asked for."""
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Numerics = Literal["default", "reference"]
-Port = Annotated[int, Field(ge=0, le=65535)]
-
-
-class Settings(BaseModel):
-    """Base of all settings: immutable, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ModelSettings(Settings):
@@ -200,7 +197,51 @@ class ServerSettings(Settings):
     coalesce_ms: float = Field(
         2.0, ge=0, le=1000, description="Frames of one stream are at least this far apart under load."
     )
-    drain_s: float = Field(10.0, ge=0, description="How long running streams may finish after a stop signal.")
+    withdraw_s: float = Field(
+        0.0,
+        ge=0,
+        description="How long after a stop signal new requests are still taken, while health says NOT_SERVING: routers "
+        "need this long to look elsewhere.",
+    )
+    drain_s: float = Field(10.0, ge=0, description="How long running streams may finish after that.")
+    stall_s: float = Field(
+        15.0,
+        gt=0,
+        description="Health says NOT_SERVING while a step has been running for longer than this.",
+    )
+    tls: TlsSettings = TlsSettings()
+    health_port: Port | Literal["none"] = Field(
+        "none",
+        description="A port that answers health in plain text, and nothing else: for probes that do no TLS, as those "
+        "of Kubernetes. 0 takes a free one.",
+    )
+
+    @field_validator("health_port", mode="before")
+    @classmethod
+    def _is_a_port(cls, given: object) -> object:
+        return as_port(given, ("none",))
+
+
+class OperatorSettings(Settings):
+    """Where operators reach us."""
+
+    port: Port | Literal["shared"] = Field(
+        "shared",
+        description="Port of the operator service. 0 takes a free one; shared serves it on server.port.",
+    )
+    host: str | None = Field(None, description="Address to listen on; unset takes server.host.")
+    tls: TlsSettings = Field(TlsSettings(), description="Without a certificate of its own that port uses server.tls.")
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _is_a_port(cls, given: object) -> object:
+        return as_port(given, ("shared",))
+
+    @model_validator(mode="after")
+    def _shares_all(self) -> OperatorSettings:
+        if self.port == "shared" and (self.host is not None or self.tls.is_on):
+            raise ValueError("host and tls are of a port of its own, but port is shared; set port, or leave them out")
+        return self
 
 
 class MetricsSettings(Settings):
@@ -216,11 +257,7 @@ class MetricsSettings(Settings):
     @field_validator("port", mode="before")
     @classmethod
     def _is_a_port(cls, given: object) -> object:
-        """One line for what is neither a number nor a word, where a union would give one for each of its members."""
-        number = int(given) if isinstance(given, str) and given.isascii() and given.isdecimal() else given
-        if given in ("auto", "none") or (type(number) is int and 0 <= number <= 65535):
-            return number
-        raise ValueError("give a port from 0 to 65535, auto or none")
+        return as_port(given, ("auto", "none"))
 
 
 class ClusterSettings(Settings):
@@ -250,6 +287,7 @@ class ClusterSettings(Settings):
     start_timeout_s: float = Field(120.0, gt=0, description="Longest start of a rank, loading included.")
     step_timeout_s: float = Field(30.0, gt=0, description="A step past this is a lost rank.")
     worker_threads: int = Field(1, ge=1, description="Compute threads of a rank on CPUs.")
+    tls: WorkerTlsSettings = WorkerTlsSettings()
 
     @model_validator(mode="after")
     def _ports_in_order(self) -> ClusterSettings:
@@ -269,16 +307,31 @@ class ServeSettings(Settings):
     scheduler: SchedulerSettings = SchedulerSettings()
     speculation: SpeculationSettings = SpeculationSettings()
     server: ServerSettings = ServerSettings()
+    operator: OperatorSettings = OperatorSettings()
     metrics: MetricsSettings = MetricsSettings()
+    access: AccessSettings = AccessSettings()
+    logs: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
     cluster: ClusterSettings = ClusterSettings()
     state_dir: Path = Field(Path(".outrider"), description="Writable state: logs of ranks, profiles, policy.")
 
     @model_validator(mode="after")
     def _ports_differ(self) -> ServeSettings:
-        if self.metrics.port == self.server.port != 0 and self.metrics.host in (None, self.server.host):
-            raise ValueError(
-                f"metrics.port is {self.metrics.port}, which server.port is too; give another, auto or none"
-            )
+        host = self.server.host
+        metrics_port = self.server.port + 1 if self.metrics.port == "auto" and self.server.port else self.metrics.port
+        taken: dict[tuple[str, int], str] = {}
+        for name, where, port in (
+            ("server.port", host, self.server.port),
+            ("metrics.port", self.metrics.host or host, metrics_port),
+            ("operator.port", self.operator.host or host, self.operator.port),
+            ("server.health_port", host, self.server.health_port),
+        ):
+            if isinstance(port, str) or port == 0:
+                continue
+            if other := taken.get((where, port)):
+                given = " auto" if other == "metrics.port" and self.metrics.port == "auto" else ""
+                raise ValueError(f"{name} is {port}, which {other}{given} is too; give another")
+            taken[where, port] = name
         return self
 
 

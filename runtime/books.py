@@ -19,6 +19,8 @@ from runtime.front.errors import AbortedByOperator, InternalError, InvalidReques
 from runtime.intake import Intake, check_servable
 from runtime.life import Life
 from runtime.live import EarlyEnd, End, LiveRequest, LiveRequests, RequestStatus
+from runtime.observe.gathering import Gathering
+from runtime.observe.records import UNOBSERVED, Observer
 from runtime.outbox import Event, Outbox
 from runtime.request import Finish, FinishReason, Request, sequences_of
 from runtime.scheduler.queue import WaitingQueue
@@ -41,11 +43,12 @@ def cannot_follow(constraint: Constraint | None, problem: str) -> InvalidRequest
 
 def last_event(live: LiveRequest) -> TokenEvent:
     """That of a request whose time is up: it brings no tokens, and the end of the text, which may complete a stop
-    string."""
+    string; of its prompt what was read and not told yet."""
     return TokenEvent(
         uid=live.request.uid,
         tokens=(),
         usage=live.usage,
+        prompt_logprobs=tuple(live.prompt_logprobs),
         finish=TIME_IS_UP,
         needs_verdict=bool(live.request.stopping.stop_strings),
     )
@@ -62,15 +65,24 @@ class Settled(NamedTuple):
 class Books:
     """One per engine, over all lives of the group.
 
-    sink: the front. max_waiting: see Intake. clock: seconds, by which requests are timed.
+    sink: the front. max_waiting: see Intake. clock: seconds, by which requests are timed. observer: hears of each
+    request's end.
     """
 
-    def __init__(self, sink: EventSink, *, max_waiting: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        sink: EventSink,
+        *,
+        max_waiting: Callable[[], int],
+        clock: Callable[[], float],
+        observer: Observer = UNOBSERVED,
+    ) -> None:
         self.queue = WaitingQueue()
         self.live = LiveRequests(clock)
         self.counters = Counters()
         self.outbox = Outbox(sink)
         self.intake = Intake(max_waiting)
+        self._gathering = Gathering(observer, clock)
         # Set while no request is live.
         self.idle = asyncio.Event()
         self.idle.set()
@@ -143,7 +155,7 @@ class Books:
                 if outcome.samples:
                     yield self._settle_round(sequence, outcome)
             except ValueError as error:
-                log.error("step %d: %s", step_id, error)
+                log.error("step %d: %s", step_id, error, extra={"request_id": request.request_id})
                 # Who waits for what it has read has no use for it now.
                 followers = self.life.scheduler.followers(sequence.uid)
                 self.fail([*followers, sequence.uid], InternalError(f"the worker's answer does not fit: {error}"))
@@ -186,8 +198,8 @@ class Books:
                 self.live.trim(uid, num_cut)
                 self.counters.trim(num_cut)
                 self.end(uid, FinishReason.STOP_STRING)
-        for uid in handover.failed:
-            self.end(uid, EarlyEnd.FAILED)
+        for uid, error in handover.failed:
+            self.end(uid, EarlyEnd.FAILED, error)
         for uid in handover.decided:
             if uid in self._finishing:
                 self.end(uid, self._finishing[uid])
@@ -202,7 +214,7 @@ class Books:
     def fail(self, uids: Iterable[int], error: OutriderError, end: EarlyEnd = EarlyEnd.FAILED) -> None:
         """Ends requests; their last events are held, and so not lost whatever fails next."""
         for uid in uids:
-            if self.end(uid, end):
+            if self.end(uid, end, error):
                 self.outbox.hold(ErrorEvent(uid=uid, error=error))
 
     def waiting_constraints(self) -> Iterator[Constraint]:
@@ -218,29 +230,35 @@ class Books:
     def _waiting_with(self, constraint: Constraint) -> Iterator[int]:
         return (request.uid for request in self.queue if request.sampling.constraint == constraint)
 
-    def end(self, uid: int, end: End) -> bool:
-        """Lets go of a request wherever it is; False when it has ended already. Until that is done it is live."""
+    def end(self, uid: int, end: End, error: OutriderError | None = None) -> bool:
+        """Lets go of a request wherever it is; False when it has ended already. Until that is done it is live.
+
+        error: why, where it has neither finished nor lost its reader.
+        """
         if uid not in self.live:
             return False
+        emitted: Sequence[int] = ()
         if uid in self.queue:
             self.queue.remove(uid)
-        elif self.life.scheduler.sequence(uid) is not None:
+        elif (sequence := self.life.scheduler.sequence(uid)) is not None:
+            emitted = sequence.log.emitted
             self.life.scheduler.release(uid)
         self._finishing.pop(uid, None)
         self.intake.forget(self.live[uid].request.request_id)
-        self.live.remove(uid, end)
+        self._gathering.add(self.live.remove(uid, end), end, error, emitted)
         if not self.live:
             self.idle.set()
         return True
 
-    def close(self) -> None:
+    def close(self, error: OutriderError) -> None:
         """Ends all that is live. Where the books fail to let go of a request they forget it."""
         for uid in list(self.live):
             try:
-                self.end(uid, EarlyEnd.FAILED)
+                self.end(uid, EarlyEnd.FAILED, error)
             except Exception:
                 log.exception("request %d is still in the books", uid)
-                self.live.remove(uid, EarlyEnd.FAILED)
+                if uid in self.live:
+                    self._gathering.add(self.live.remove(uid, EarlyEnd.FAILED), EarlyEnd.FAILED, error, ())
         self.idle.set()
 
     def abort_by_id(self, request_ids: Sequence[str]) -> Aborted:

@@ -18,18 +18,21 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from configs.schema import ServeSettings
 from parallel.mesh import Mesh
 from runtime.books import Books, cannot_follow
 from runtime.events import ErrorEvent, EventSink
 from runtime.front.errors import InternalError, OutriderError, Unavailable
-from runtime.life import Life, begin_life, next_life
+from runtime.in_force import SettingsInForce
+from runtime.life import Life, Trial, begin_life, untried
 from runtime.link import GroupSource, RankProgress
 from runtime.live import EarlyEnd, RequestStatus
+from runtime.observe.records import UNOBSERVED, Observer, StepRecord
 from runtime.outbox import Event
 from runtime.policies import Policies, ProfileSource
 from runtime.readiness import Readiness
+from runtime.recovery import bring_back
 from runtime.request import Request
+from runtime.stall import StallWatch
 from runtime.statistics import EngineStatistics
 from runtime.status import Aborted, EngineStatus, IntegrityReport
 from workers.demands import Constraint
@@ -44,7 +47,9 @@ class Engine:
     groups: starts the group and brings it back.
     sink: takes events; the last one of a request is a finish or an error, unless an abort or a verdict ends it first.
     profiles: where the hardware profile of the ranks is found; None looks for none.
+    trial: what ranks of each life must do before anybody is let in.
     state_dir: where the policy and what is learnt of drafts are kept over restarts; None keeps nothing.
+    observer: hears of every request and step.
     pause: waits a number of seconds between attempts to restart; tests pass their own.
     clock: seconds, by which lives are told short or long and requests are timed; tests pass their own.
 
@@ -53,12 +58,14 @@ class Engine:
 
     def __init__(
         self,
-        settings: ServeSettings,
+        settings: SettingsInForce,
         groups: GroupSource,
         sink: EventSink,
         *,
         profiles: ProfileSource | None = None,
+        trial: Trial = untried,
         state_dir: Path | None = None,
+        observer: Observer = UNOBSERVED,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,13 +73,19 @@ class Engine:
         self._groups = groups
         self._pause = pause
         self._clock = clock
-        self._books = Books(sink, max_waiting=settings.scheduler.max_waiting, clock=clock)
-        self._readiness = Readiness()
+        self._observer = observer
+        self._books = Books(
+            sink, max_waiting=lambda: settings.now.scheduler.max_waiting, clock=clock, observer=observer
+        )
+        self._readiness = Readiness(clock)
+        self._stalls = StallWatch(lambda: settings.now.server.stall_s, self._readiness.stall, clock)
         self._profiles = profiles
-        self.policies = Policies(settings.speculation, state_dir, lambda: self._books.life.scheduler.next_step_id)
+        self._trial = trial
+        self.policies = Policies(settings, state_dir, lambda: self._books.life.scheduler.next_step_id)
         self._began_s = clock()
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
+        self._stall_task: asyncio.Task[None] | None = None
 
     async def start(self, progress: RankProgress = lambda rank, stage, done, total: None) -> None:
         """Starts the group and the loop. Raises WorkerError or ValueError when the model cannot be served so."""
@@ -81,29 +94,31 @@ class Engine:
         try:
             found = None
             if self._profiles is not None:
-                may_measure = self._settings.speculation.measure_profile
+                may_measure = self._settings.now.speculation.measure_profile
                 found = await self._profiles.find(group, progress, may_measure=may_measure)
-            after = found.life if found else None
-            self._adopt(begin_life(group, self._books.queue, self._settings, after, now_s=self._clock()))
+            tried = await self._trial(group, self._settings.now, found.life if found else None, progress)
+            self._adopt(begin_life(group, self._books.queue, self._settings.now, tried, now_s=self._clock()))
             self.policies.begin(self.description, found, capacity=self._capacity)
         except (ValueError, WorkerError):
             await self._groups.stop()
             raise
         self._loop_task = asyncio.create_task(self._run(), name="engine loop")
         self._loop_task.add_done_callback(self._have_last_word)
+        self._stall_task = asyncio.create_task(self._stalls.run(), name="stall watch")
         self._readiness.start()
 
     async def stop(self, drain_s: float) -> None:
         """Refuses new requests, lets live ones finish for `drain_s` seconds, ends the rest with Unavailable, and stops
         the group. Idempotent."""
         self.close_intake()
-        if self._loop_task is not None:
+        if self._loop_task is not None and self._stall_task is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(drain_s):
                     await self._books.idle.wait()
             self._loop_task.cancel()
-            await asyncio.wait({self._loop_task})
-            self._loop_task = None
+            self._stall_task.cancel()
+            await asyncio.wait({self._loop_task, self._stall_task})
+            self._loop_task = self._stall_task = None
             self.policies.keep()
         try:
             self._books.fail(list(self._books.live), Unavailable("the server has stopped"))
@@ -128,11 +143,16 @@ class Engine:
 
     @property
     def is_serving(self) -> bool:
-        """Whether `submit` takes requests."""
+        """Whether this is a good place to send requests to. `submit` takes some in other states too: see Readiness."""
         return self._readiness.is_serving
 
+    @property
+    def has_ended(self) -> bool:
+        """The loop has ended for good, and nobody has asked for that."""
+        return self._readiness.has_ended
+
     def add_state_listener(self, listener: Callable[[bool], None]) -> None:
-        """`listener` hears every change of `is_serving`; it must not raise."""
+        """`listener` hears `is_serving` after every change of it or of `has_ended`; it must not raise."""
         self._readiness.add_listener(listener)
 
     def drain(self) -> None:
@@ -144,6 +164,14 @@ class Engine:
         if self._readiness.is_stopping:
             raise Unavailable("the server is stopping; ask another one")
         self._readiness.drain(False)
+
+    def withdraw(self) -> None:
+        """For good: `is_serving` ends, and requests are still taken. Idempotent."""
+        self._readiness.withdraw()
+
+    def wind_down(self) -> None:
+        """For good: the front lets nobody else in, and what it has let in may still be submitted. Idempotent."""
+        self._readiness.wind_down()
 
     def close_intake(self) -> None:
         """Refuses new requests for good; live ones go on until `stop` ends them. Idempotent."""
@@ -157,7 +185,7 @@ class Engine:
         """Has the ranks that decide make a constraint ready, beside the steps. Raises InvalidRequest that says why it
         cannot be followed, or Unavailable; both count as refusals."""
         try:
-            self._expect_serving()
+            self._expect_open()
             try:
                 problem = await self._books.life.group.link.prepare(constraint)
             except WorkerError as error:
@@ -174,7 +202,7 @@ class Engine:
         Raises Unavailable, InvalidRequest, DuplicateRequest or Overloaded; nothing is queued then.
         """
         try:
-            self._expect_serving()
+            self._expect_open()
             self._books.accept(request)
         except OutriderError as error:
             self._books.live.note_refusal(error)
@@ -187,10 +215,11 @@ class Engine:
         self._books.outbox.forget(uid)
         self._books.end(uid, EarlyEnd.ABORTED)
 
-    def abandon(self, uid: int) -> None:
-        """Like `abort`, for a request whose stream the front has failed: it counts as failed, not as aborted."""
+    def abandon(self, uid: int, error: OutriderError) -> None:
+        """Like `abort`, for a request whose stream the front has failed: it counts as failed, not as aborted. error:
+        what its client is told."""
         self._books.outbox.forget(uid)
-        self._books.end(uid, EarlyEnd.FAILED)
+        self._books.end(uid, EarlyEnd.FAILED, error)
 
     def abort_by_id(self, request_ids: Sequence[str]) -> Aborted:
         """Ends requests by their callers' names for them; what they committed is told before their last event, an
@@ -210,11 +239,12 @@ class Engine:
         return EngineStatus(
             state=readiness.state,
             outage=readiness.outage,
+            losses=readiness.losses,
             uptime_s=self._clock() - self._began_s,
             mesh=group.mesh,
             ranks=group.ranks,
             places=() if readiness.outage else group.places,
-            max_waiting=self._settings.scheduler.max_waiting,
+            max_waiting=self._settings.now.scheduler.max_waiting,
             policy=self.policies.state,
             step=life.scheduler.next_step_id - 1,
             epoch=group.epoch,
@@ -240,8 +270,8 @@ class Engine:
         problems = [f"rank {rank}: {problem}" for rank, lines in enumerate(found) for problem in lines]
         return IntegrityReport(violations=(*self.check_books(), *problems), ranks_checked=len(found))
 
-    def _expect_serving(self) -> None:
-        if not self.is_serving:
+    def _expect_open(self) -> None:
+        if not self._readiness.takes_requests:
             raise Unavailable(f"the server is {self._readiness.explain()}; try again later")
 
     async def _run(self) -> None:
@@ -275,8 +305,8 @@ class Engine:
         failure = InternalError(f"the engine has ended ({cause})")
         outbox = self._books.outbox
         outbox.report([*outbox.take(), *(ErrorEvent(uid=uid, error=failure) for uid in self._books.live)])
-        self._books.close()
-        self.close_intake()
+        self._books.close(failure)
+        self._readiness.end()
 
     async def _turn(self) -> None:
         """One round if there is work; else waits for some."""
@@ -304,9 +334,11 @@ class Engine:
             await asyncio.sleep(0)
             self._books.deliver(self._books.outbox.take())
             self.policies.planner.catch_up()
+            self._stalls.begin()
             result = await execution
         finally:
             execution.cancel()
+        self._stalls.end()
         answered = time.perf_counter()
         undecided: list[Event] = []
         rounds = self._books.rounds(plan, result)
@@ -314,79 +346,37 @@ class Engine:
             (undecided.append if event.needs_verdict else self._books.outbox.hold)(event)
         self._books.deliver(undecided)
         if plan.num_sequences:
-            host_s = (handed_over - started) + (time.perf_counter() - answered)
-            execute_s = answered - handed_over
-            self._books.counters.add_step(result, execute_s=execute_s, host_s=host_s)
-            self.policies.planner.learn(
-                plan, [(request, outcome) for _, request, outcome in rounds], measured_s=execute_s + host_s
+            plan_s, execute_s, book_s = handed_over - started, answered - handed_over, time.perf_counter() - answered
+            record = StepRecord(
+                plan=plan, result=result, plan_s=plan_s, execute_s=execute_s, book_s=book_s, is_first=not life.num_steps
             )
+            self._books.counters.add_step(result, execute_s=execute_s, host_s=plan_s + book_s)
+            self.policies.planner.learn(
+                plan, [(request, outcome) for _, request, outcome in rounds], measured_s=record.took_s
+            )
+            self._observer.note_step(record)
             life.num_steps += 1
 
     async def _recover(self, cause: str) -> None:
-        """Brings the group back; what its loss ended is told first.
-
-        Waiting requests wait on, but no longer than one start may take, nor beyond their own time limits.
-        """
+        """Brings the group back; what its loss ended is told first."""
         self._readiness.lose(cause)
+        self._stalls.end()  # with the ranks gone it changes nothing that anybody sees
         self._books.deliver(self._books.outbox.take())
-        patience_s = self._settings.cluster.start_timeout_s
-        patience = asyncio.get_running_loop().call_later(patience_s, self._give_up_waiting)
-        limits = asyncio.create_task(self._keep_time_limits(), name="time limits")
-
-        def note_failure(error: Exception) -> None:
-            self._readiness.lose(f"{cause}; a restart failed: {error}")
-
-        try:
-            life = await next_life(
-                self._books.life,
-                self._groups,
-                self._books.queue,
-                self._settings,
-                cause=cause,
-                pause=self._pause,
-                clock=self._clock,
-                on_failure=note_failure,
-            )
-            self._adopt(life)
-            await self._prepare_waiting()
-        finally:
-            patience.cancel()
-            limits.cancel()
+        life = await bring_back(
+            *(self._books, self._readiness, self._groups, self._settings.now, self._adopt),
+            cause=cause,
+            trial=self._trial,
+            pause=self._pause,
+            clock=self._clock,
+        )
         self._books.counters.restarts += 1
         found = None
         if self._profiles is not None:  # the ranks may be on another machine now
             found = await self._profiles.find(life.group, lambda *done: None, may_measure=False)
         self.policies.fit(self.description.gamma_max, found, capacity=self._capacity)
         self._books.deliver(self._books.outbox.take())
-        self._readiness.regain()
-
-    async def _prepare_waiting(self) -> None:
-        """New ranks have compiled nothing: has them make ready what waiting requests are constrained to, before one of
-        these enters a step. Whose constraint cannot be made ready now fails by itself."""
-        group = self._books.life.group
-        for constraint in self._books.waiting_constraints():
-            try:
-                problem = await group.link.prepare(constraint)
-            except WorkerError as error:
-                if group.lost.done():  # the next life prepares them
-                    return
-                self._books.fail_constrained(constraint, Unavailable(f"the constraint could not be compiled ({error})"))
-                continue
-            if problem:
-                self._books.fail_constrained(constraint, cannot_follow(constraint, problem))
-
-    def _give_up_waiting(self) -> None:
-        waiting = [request.uid for request in self._books.queue]
-        error = Unavailable(f"a worker was lost and is not back ({self._readiness.outage}); try again")
-        self._books.fail(waiting, error)
-        self._books.deliver(self._books.outbox.take())
-
-    async def _keep_time_limits(self) -> None:
-        """Ends what waits as its time comes to be up, while no round does. Nothing is taken in meanwhile."""
-        while (wait_s := self._books.live.next_deadline_in_s()) is not None:
-            await asyncio.sleep(max(0.0, wait_s))
-            self._books.end_overdue()
-            self._books.deliver(self._books.outbox.take())
+        if not life.group.lost.done():  # else the next turn finds out, and nobody is told of a moment of health
+            self._readiness.regain()
 
     def _adopt(self, life: Life) -> None:
         self._books.adopt(life)

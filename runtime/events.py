@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from runtime.front.errors import OutriderError
 from runtime.request import Finish, Round, Usage
 from workers.demands import TokenLogprob
 
@@ -51,13 +52,15 @@ class Verdict:
     stop: a stop string ended the request, whatever end the event had. The front has cut tokens and text; the engine
         only lets go of the sequence.
     num_cut: with `stop`, tokens of the event behind the match.
-    gone: the stream is no more, for another reason; the engine lets go of the sequence too.
+    gone: the stream is no more, for another reason; the engine lets go of the sequence too. error: that reason, where
+        there is one.
     """
 
     uid: int
     stop: bool
     num_cut: int = 0
     gone: bool = False
+    error: OutriderError | None = None
 
 
 class EventSink(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from runtime.front.errors import DuplicateRequest, InvalidRequest, Overloaded
 from runtime.request import MAX_STOP_TOKEN_IDS, Request
@@ -13,12 +14,13 @@ from workers.plan import WorkerDescription
 class Intake:
     """Numbers requests, keeps the names of live ones apart and bounds the queue.
 
-    max_waiting: sequences that may wait beyond those that the next step takes. A request of several is as much to do as
-        so many requests, and counts as they do while it waits; but it is taken in where one more may wait, since else a
-        stream of small ones could keep it out for ever. So the queue outgrows its bound by one request at most.
+    max_waiting: tells how many sequences may wait beyond those that the next step takes. A request of several is as
+        much to do as so many requests, and counts as they do while it waits; but it is taken in where one more may
+        wait, since else a stream of small ones could keep it out for ever. So the queue outgrows its bound by one
+        request at most.
     """
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: Callable[[], int]) -> None:
         self._max_waiting = max_waiting
         self._next_uid = 1
         # Live sequences of each request.
@@ -41,8 +43,9 @@ class Intake:
         check_servable(request, description)
         if request.request_id in self._live_ids:
             raise DuplicateRequest(f"request_id {request.request_id!r} is live; wait for its end or choose another")
-        if num_waiting >= self._max_waiting + num_openings:
-            raise Overloaded(f"{num_waiting} requests wait, the queue holds {self._max_waiting}; try again later")
+        max_waiting = self._max_waiting()
+        if num_waiting >= max_waiting + num_openings:
+            raise Overloaded(f"{num_waiting} requests wait, the queue holds {max_waiting}; try again later")
         self._live_ids[request.request_id] = request.n
 
     def forget(self, request_id: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from configs.schema import ServeSettings
-from runtime.link import GroupSource, LoadedGroup
+from runtime.link import GroupSource, LoadedGroup, RankProgress
 from runtime.scheduler.group import GroupScheduler
 from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.routing import PrefixRouter
@@ -42,6 +42,18 @@ class Life:
         """Lives that ended young in a row, this one included if it ends now."""
         is_young = self.num_steps == 0 and now_s - self.began_s < YOUNG_LIFE_S
         return self.num_young_before + 1 if is_young else 0
+
+
+Trial = Callable[[LoadedGroup, ServeSettings, Life | None, RankProgress], Awaitable[Life | None]]
+"""What ranks must do before anybody is let in. Takes the life before, of these ranks or of others, or None; returns the
+one to go on from, since ids of steps and epochs of slots must rise as long as ranks live. Raises where ranks fail."""
+
+
+async def untried(
+    group: LoadedGroup, settings: ServeSettings, last: Life | None, progress: RankProgress
+) -> Life | None:
+    """A Trial that asks for nothing."""
+    return last
 
 
 def begin_life(
@@ -87,13 +99,15 @@ async def next_life(
     settings: ServeSettings,
     *,
     cause: str,
+    trial: Trial,
     pause: Callable[[float], Awaitable[None]],
     clock: Callable[[], float],
     on_failure: Callable[[Exception], None],
 ) -> Life:
     """Brings the group back after `last`, however many attempts that takes.
 
-    cause: why that life ended. on_failure: hears why an attempt failed, before the next one.
+    cause: why that life ended. trial: of ranks that are back. on_failure: hears why an attempt failed, before the next
+    one.
 
     The first attempt is made at once, but for lives that die young one after the other: a fault that every start brings
     along would otherwise keep the machine starting ranks for ever.
@@ -108,7 +122,9 @@ async def next_life(
             log.warning("the next attempt to restart the group follows in %g s", pause_s)
             await pause(pause_s)
         try:
-            life = begin_life(await groups.restart(cause), queue, settings, last, now_s=clock())
+            group = await groups.restart(cause)
+            tried = await trial(group, settings, last, lambda *done: None)
+            life = begin_life(group, queue, settings, tried, now_s=clock())
         # Whatever stops a start, giving up would leave a server that never serves again.
         except Exception as error:
             num_setbacks += 1

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.events import ErrorEvent, EventSink, TokenEvent
-from runtime.front.errors import InternalError
+from runtime.front.errors import InternalError, OutriderError
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +22,12 @@ class Handover:
     """What became of the requests of a batch of events, by uid.
 
     stopped: a stop string ended them; with the tokens behind the match. failed: the front has given them up, or failed
-    itself. It knows of both. decided: they end or go on as they would have. undecided: they needed a verdict and got
-    none.
+    itself; with the error where there is one. It knows of both. decided: they end or go on as they would have.
+    undecided: they needed a verdict and got none.
     """
 
     stopped: tuple[tuple[int, int], ...] = ()
-    failed: tuple[int, ...] = ()
+    failed: tuple[tuple[int, OutriderError | None], ...] = ()
     decided: tuple[int, ...] = ()
     undecided: tuple[int, ...] = ()
 
@@ -63,10 +63,10 @@ class Outbox:
             # Those that ended in this very batch are told too: their last event may not have got through.
             failure = InternalError(f"the front failed: {error!r}")
             self.report(ErrorEvent(uid=event.uid, error=failure) for event in events)
-            return Handover(failed=tuple(event.uid for event in events))
+            return Handover(failed=tuple((event.uid, failure) for event in events))
         return Handover(
             stopped=tuple((verdict.uid, verdict.num_cut) for verdict in verdicts if verdict.stop),
-            failed=tuple(verdict.uid for verdict in verdicts if verdict.gone),
+            failed=tuple((verdict.uid, verdict.error) for verdict in verdicts if verdict.gone),
             decided=tuple(verdict.uid for verdict in verdicts if not verdict.stop and not verdict.gone),
             undecided=tuple(sorted(waiting - {verdict.uid for verdict in verdicts})),
         )

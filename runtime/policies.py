@@ -12,12 +12,13 @@ from typing import Protocol
 
 from configs.schema import SpeculationSettings
 from runtime.front.errors import Unavailable
+from runtime.in_force import SettingsInForce
 from runtime.life import Life
 from runtime.link import LoadedGroup, RankProgress
 from runtime.verification.calibration_file import CalibrationFile
 from runtime.verification.costs import StepCosts
 from runtime.verification.policy import Policy, PolicyState, PolicyStore
-from runtime.verification.policy_file import NAME, PolicyFile, state_at_start
+from runtime.verification.policy_file import NAME, PolicyFile, configured_state, state_at_start
 from runtime.verification.policy_planner import PolicyPlanner
 from runtime.verification.view import AdviceReport, ProfileStatus, ShadowView
 from workers.plan import WorkerDescription
@@ -47,11 +48,12 @@ class ProfileSource(Protocol):
 class Policies:
     """One per engine; a `runtime.front.engine_link.PolicyLink`.
 
+    settings: of the server; the policy among them is that of the start, and where `take_up` is called.
     state_dir: where the policy and the calibration of drafts are kept over restarts; None keeps none.
     next_step_id: tells the id of the step that is planned next.
     """
 
-    def __init__(self, settings: SpeculationSettings, state_dir: Path | None, next_step_id: Callable[[], int]) -> None:
+    def __init__(self, settings: SettingsInForce, state_dir: Path | None, next_step_id: Callable[[], int]) -> None:
         self._settings = settings
         self._state_dir = state_dir
         self._next_step_id = next_step_id
@@ -78,11 +80,12 @@ class Policies:
         """With the first life of the group. found: its profile; None where none was looked for. capacity: sequences
         that it runs at once."""
         gamma_max = description.gamma_max
-        state = state_at_start(self._settings, gamma_max, file=self._file, now=time.time())
+        settings = self._settings.now.speculation
+        state = state_at_start(settings, gamma_max, file=self._file, now=time.time())
         self._store = PolicyStore(state, gamma_max=gamma_max, profile=lambda: self.planner.profile)
-        self._planner = PolicyPlanner(self._store, self._settings, capacity=capacity)
+        self._planner = PolicyPlanner(self._store, settings, capacity=capacity)
         if self._state_dir is not None and gamma_max:
-            self._calibration = CalibrationFile(self._state_dir, description, self._settings.confidence)
+            self._calibration = CalibrationFile(self._state_dir, description, settings.confidence)
             self._calibration.load(self._planner.history.calibrator)
         if found is not None:
             self._planner.use_profile(found.costs, found.status)
@@ -99,6 +102,21 @@ class Policies:
         self.planner.fit(gamma_max, capacity=capacity)
         if found is not None and found.status != self.planner.found:
             self.planner.use_profile(found.costs, found.status)
+
+    @property
+    def revision(self) -> int:
+        """Of the policy in force; 0 before `begin`, which takes the settings as they are then."""
+        return 0 if self._store is None else self._store.state.revision
+
+    def take_up(self, settings: SpeculationSettings) -> None:
+        """Puts the policy that settings name in force from the next planned step on, whoever had set the present one.
+        It is not kept: like that of the start, it comes before a kept one by its revision, which is the higher one."""
+        if self._store is None:
+            return
+        self.planner.settings = settings
+        self._store.replace(
+            configured_state(settings, self._store.gamma_max, effective_step=self._next_step_id(), now=time.time())
+        )
 
     @property
     def state(self) -> PolicyState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -18,9 +19,10 @@ def replace_text(path: Path, text: str, *, lasting: bool = False) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_text(text, encoding="utf-8")
         return
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # No number of a process: servers in containers that share a folder may all have the same.
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with beside.open("w", encoding="utf-8") as file:
+        with beside.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             if lasting:

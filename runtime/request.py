@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -71,6 +72,23 @@ class ReportParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a request came from. identity: who asked, by the name that access knows. face: the service that was called.
+    traceparent, tracestate: the caller's span, in the W3C form; empty where there is none. deadline_s: on the monotonic
+    clock, when the caller stops waiting; None where it has not said."""
+
+    identity: str = "anyone"
+    face: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
+    deadline_s: float | None = None
+
+
+UNKNOWN_ORIGIN = Origin()
+"""Of requests that came by no call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One validated request. `uid` is unique for the life of the server; `request_id` is the caller's name for it.
 
@@ -78,7 +96,7 @@ class Request:
         told apart (`sequences_of`); what has n > 1 and index 0 stands for all of them until then.
     prediction: tokens that the output may have in common with. looks_back: drafts are looked up in what it has.
     max_drafts: drafts per round at most, whatever the policy says; None sets no limit.
-    oracle: for measurements, drafts in place of the drafter's own.
+    oracle: for measurements, drafts in place of the drafter's own. origin: whom to name in logs and traces.
     """
 
     uid: int
@@ -94,6 +112,7 @@ class Request:
     looks_back: bool = False
     max_drafts: int | None = None
     oracle: OracleDrafts | None = None
+    origin: Origin = UNKNOWN_ORIGIN
 
 
 def sequences_of(request: Request) -> tuple[Request, ...]:
@@ -150,6 +169,14 @@ class Usage:
     ngram_drafted: int = 0
     ngram_admitted: int = 0
     ngram_accepted: int = 0
+
+
+def total_of(usages: Sequence[Usage]) -> Usage:
+    """Of all sequences of a request, in order of index. Sums, but for what they share: the prompt, what of it was
+    cached, and the request's seed, which are those of the first."""
+    first = usages[0]
+    sums = {name: sum(getattr(usage, name) for usage in usages) for name in Usage.__slots__}
+    return replace(Usage(**sums), prompt=first.prompt, cached=first.cached, seed=first.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +14,22 @@ from runtime.cluster.launcher import Launcher
 from runtime.cluster.supervisor import GroupSupervisor, launcher_for
 from runtime.engine import Engine
 from runtime.front.defaults import SamplingDefaults
+from runtime.front.errors import Unavailable
 from runtime.front.hub import StreamHub
-from runtime.front.metrics_server import MetricsServer, metrics_endpoint
+from runtime.front.metrics_server import MetricsServer
 from runtime.front.server import FrontServer
 from runtime.front.tokenizer import Tokenizer
+from runtime.front.vllm.presence import VLLM_ENGINE, why_absent
+from runtime.in_force import SettingsInForce
 from runtime.link import RankProgress
+from runtime.listening import doors_of
+from runtime.observe.observation import Observation
 from runtime.profile.obtain import ProfileFinder
+from runtime.reload import Reloader, SettingsSource
 from runtime.statistics import EngineStatistics
-from runtime.status import EngineStatus
+from runtime.status import EngineStatus, Moment, ServerState
 from runtime.verification.policy import describe
-from workers.address import join_address
+from runtime.warm_up import warm_up
 from workers.models.layouts import check_layout
 from workers.plan import WorkerDescription
 
@@ -45,44 +50,58 @@ class _FrontFiles:
 class Deployment:
     """One model on a group of ranks behind one gRPC front; all but the ranks lives in this process."""
 
-    def __init__(self, settings: ServeSettings, launcher: Launcher | None = None, *, keeps_state: bool = False) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        launcher: Launcher | None = None,
+        *,
+        keeps_state: bool = False,
+        source: SettingsSource | None = None,
+    ) -> None:
         """settings: as `load_settings` gives them, with the checkpoint's path set. launcher: who starts ranks; unset
         takes the one that the settings name. keeps_state: the policy and what is learnt of drafts outlast it, in
-        `state_dir`, and those of an earlier server are taken up."""
+        `state_dir`, and those of an earlier server are taken up. source: where the settings are from, to be read again
+        while it runs; None reads none again.
+
+        Raises SettingsError where traces are wanted and cannot be made."""
         assert settings.model.path is not None, "settings without a checkpoint"
-        self._settings = settings
+        self._in_force = in_force = SettingsInForce(settings)
         self._path = settings.model.path
         self._supervisor = GroupSupervisor(settings, launcher or launcher_for(settings))
-        self._hub = StreamHub(settings.server)
+        self._hub = StreamHub(in_force)
+        self._observation = Observation(settings)
         self._engine = Engine(
-            settings,
+            in_force,
             self._supervisor,
             self._hub,
             profiles=ProfileFinder(settings),
+            trial=warm_up,
             state_dir=settings.state_dir if keeps_state else None,
+            observer=self._observation,
         )
         self._files: _FrontFiles | None = None
-        self._front: FrontServer | None = None
-        self._metrics = MetricsServer(settings, self._engine.status)
-        self._port: int | None = None
+        self._reloader = Reloader(in_force, source, self._engine.policies, watched=lambda: self._front.watched)
+        self._front = FrontServer(in_force, self._reloader, self._observation)
+        self._watching: asyncio.Task[None] | None = None
+        self._metrics = MetricsServer(settings, self.look)
 
     async def start(self, progress: RankProgress) -> None:
         """Returns when requests are served. `stop` must follow, also where this raises or is cancelled.
 
         Raises OSError (the address cannot be listened on, state_dir cannot be written), LoadError (the layout does not
         suit the model; tokenizer, chat template or sampling defaults, by file) or WorkerError (a rank cannot start or
-        load; the text names it).
+        load, or generates nonsense; the text names it).
         """
-        _check_free("", self._settings.server.host, self._settings.server.port, "--host", "--port")
-        metrics_host, metrics_port = metrics_endpoint(self._settings)
-        if metrics_port is not None:
-            _check_free(" for metrics", metrics_host, metrics_port, "metrics.host", "--metrics-port (or none)")
+        for door in doors_of(self._settings):
+            door.check_free()
         _check_writable(self._settings.state_dir)
         check_layout(self._path, Mesh.of(self._settings.parallel))
+        await self._front.listen()
+        self._metrics.start()  # a start that takes minutes is no target that is down
+        self._watching = asyncio.create_task(self._reloader.watch(), name="files")
         self._files = files = await self._load_beside_ranks(progress)
-        self._front = FrontServer(self._engine, self._hub, files.tokenizer, self._settings, defaults=files.defaults)
-        self._port = await self._front.start()
-        self._metrics.start()
+        self._observation.spell_with(files.tokenizer.decode)
+        await self._front.open(self._engine, self._hub, files.tokenizer, defaults=files.defaults)
 
     async def _load_beside_ranks(self, progress: RankProgress) -> _FrontFiles:
         """Reads the front's files in a thread while the ranks start. An error of the files ends the ranks' start, and
@@ -100,22 +119,36 @@ class Deployment:
             await asyncio.gather(loading, starting, return_exceptions=True)
         return files
 
-    async def stop(self, drain_s: float) -> None:
+    async def withdraw(self) -> None:
+        """Has health send requests elsewhere, and takes those that still come for `server.withdraw_s`. `stop` is to
+        follow. One that an operator has drained takes none anyway: there is nothing to wait for."""
+        self._engine.withdraw()
+        if self._engine.status().state is not ServerState.DRAINING:
+            await asyncio.sleep(self._settings.server.withdraw_s)
+
+    async def stop(self, drain_s: float | None = None) -> None:
         """Refuses new requests, gives running ones `drain_s` seconds, ends front and ranks.
 
-        Idempotent; may be cancelled, and called again with less patience.
+        drain_s: `server.drain_s` if left out. Idempotent; may be cancelled, and called again with less patience.
         """
-        self._engine.close_intake()
-        if self._front is not None:
-            await self._front.stop(drain_s)
+        self._engine.wind_down()
+        await self._front.stop(drain_s)
         await self._metrics.stop()
         await self._engine.stop(0)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+        await self._observation.close()
 
     @property
     def address(self) -> str:
-        """host:port where clients reach us; known once `start` has returned."""
-        assert self._port is not None, "not started"
-        return join_address(self._settings.server.host, self._port)
+        """host:port where clients reach us; known while `start` loads, and after."""
+        return self._front.address
+
+    @property
+    def operator_address(self) -> str:
+        """host:port where operators reach us; `address` where they share it."""
+        return self._front.operator_address
 
     @property
     def metrics_address(self) -> str | None:
@@ -143,6 +176,21 @@ class Deployment:
         return self._engine
 
     @property
+    def reloader(self) -> Reloader:
+        """What reads the configuration again."""
+        return self._reloader
+
+    @property
+    def settings(self) -> SettingsInForce:
+        """What it goes by at the moment."""
+        return self._in_force
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that generate, at the moment."""
+        return self._front.status().open_calls
+
+    @property
     def supervisor(self) -> GroupSupervisor:
         """The part that keeps the ranks alive; for tests and tools, which may end a rank behind its back."""
         return self._supervisor
@@ -153,6 +201,14 @@ class Deployment:
         assert self._files is not None, "not started"
         return self._files.tokenizer
 
+    def look(self) -> Moment:
+        """A moment of the front, and of the engine once its ranks are loaded."""
+        try:
+            engine = self._engine.status()
+        except Unavailable:
+            engine = None
+        return Moment(engine=engine, front=self._front.status())
+
     def statistics(self) -> EngineStatistics:
         """A moment of the engine."""
         return self._engine.statistics()
@@ -161,9 +217,19 @@ class Deployment:
         """Violated invariants of the host's books; empty when all hold."""
         return self._engine.check_books()
 
+    @property
+    def _settings(self) -> ServeSettings:
+        return self._in_force.now
+
     def facts(self) -> list[tuple[str, str]]:
         """What was started and where, as rows to print."""
         rows = [("front", self.address)]
+        if self.operator_address != self.address:
+            rows.append(("operators", self.operator_address))
+        if self._front.health_address is not None:
+            rows.append(("health", self._front.health_address))
+        absence = why_absent()
+        rows.append(("gateways", f"{VLLM_ENGINE} is " + (f"not served: {absence}" if absence else "served, too")))
         if self._metrics.address is not None:
             rows.append(("metrics", f"http://{self._metrics.address}/metrics"))
         rows += [("layout", _layout_line(self.mesh)), *_speculation_rows(self._engine.status())]
@@ -207,31 +273,3 @@ def _check_writable(state_dir: Path) -> None:
         raise OSError(
             f"state_dir {state_dir} cannot be written: {error.strerror}; set state_dir to a folder that can"
         ) from None
-
-
-def _check_free(what: str, host: str, port: int, host_key: str, port_key: str) -> None:
-    """Raises OSError, which names the settings, for an address that cannot be listened on: better before a checkpoint
-    is loaded than after.
-
-    A name may stand for several addresses. The front listens on those that this machine has; none may be taken.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError) as error:
-        why = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
-        raise OSError(f"cannot listen on {host!r}{what}: {why}; give {host_key} an address of this machine") from None
-    errors: list[OSError] = []
-    for family, kind, protocol, _, address in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-                probe.listen()
-        except OSError as error:
-            errors.append(error)
-    taken = [error for error in errors if error.errno == errno.EADDRINUSE]
-    if taken or len(errors) == len(found):
-        why = os.strerror((taken or errors)[0].errno or 0)
-        raise OSError(
-            f"cannot listen on {join_address(host, port)}{what}: {why}; choose another with {host_key} and {port_key}"
-        )

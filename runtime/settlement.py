@@ -214,7 +214,10 @@ def finish_of(stopping: StopParams, emitted: tuple[int, ...], num_completed: int
     """
     stops = {*stopping.eos_token_ids, *stopping.stop_token_ids}
     if not stops.isdisjoint(emitted[:-1]) or num_completed > stopping.max_tokens:
-        raise ValueError(f"tokens {emitted} run past a stop token or past max_tokens {stopping.max_tokens}")
+        raise ValueError(
+            f"{len(emitted)} tokens, {num_completed} in all, run past a stop token or past max_tokens "
+            f"{stopping.max_tokens}"
+        )
     last = emitted[-1]
     if last in stopping.eos_token_ids:
         return Finish(reason=FinishReason.EOS)

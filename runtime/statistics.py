@@ -6,9 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 
+from runtime.histogram import Histogram, HistogramView
 from runtime.live import RequestStatistics
 from runtime.settlement import Outcome
 from workers.plan import StepResult, StepTimings
+
+STEP_BOUNDS_S = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+"""Buckets of whole steps."""
+OVERHEAD_BOUNDS_S = (
+    *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075),
+    *(0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0),
+)
+"""Buckets of what a step takes beyond its slowest rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +57,7 @@ class EngineStatistics:
     expert_imbalance_sum: over those, the sum of the busiest rank's rows over the ranks' mean.
     execute_s: seconds from handing over a plan to its result.
     host_s: seconds from a result to the next plan: booking, verdicts, planning. The rest overlaps with execute_s.
+    step_s, step_overhead_s: seconds of each step, and of them what it took beyond its slowest rank.
     restarts: lives of the group after the first.
     """
 
@@ -62,6 +75,8 @@ class EngineStatistics:
     expert_imbalance_sum: float
     execute_s: float
     host_s: float
+    step_s: HistogramView
+    step_overhead_s: HistogramView
     restarts: int
     requests: RequestStatistics
 
@@ -150,6 +165,8 @@ class Counters:
     expert_imbalance_sum: float = 0.0
     execute_s: float = 0.0
     host_s: float = 0.0
+    step_s: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
+    step_overhead_s: Histogram = field(default_factory=lambda: Histogram(OVERHEAD_BOUNDS_S))
     restarts: int = 0
 
     def fit(self, gamma_max: int) -> None:
@@ -177,7 +194,11 @@ class Counters:
         self.steps += 1
         self.execute_s += execute_s
         self.host_s += host_s
-        self.timings = _sum(self.timings, result.slowest)
+        slowest = result.slowest
+        self.timings = _sum(self.timings, slowest)
+        self.step_s.observe(execute_s + host_s)
+        # A rank has a clock of its own, which may run a little faster.
+        self.step_overhead_s.observe(max(0.0, execute_s + host_s - slowest.total_s))
         rows = [timings.expert_rows for timings in result.timings]
         if any(rows):
             self.expert_steps += 1
@@ -199,6 +220,8 @@ class Counters:
             expert_imbalance_sum=self.expert_imbalance_sum,
             execute_s=self.execute_s,
             host_s=self.host_s,
+            step_s=self.step_s.view(),
+            step_overhead_s=self.step_overhead_s.view(),
             restarts=self.restarts,
             requests=requests,
         )

@@ -17,6 +17,14 @@ settings.register_profile("full", max_examples=1000, deadline=None)
 settings.load_profile("quick")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, those of a file stay together, for what they set up; and all that use
+    Ray, of which there is one."""
+    for item in items:
+        uses_ray = item.get_closest_marker("ray") is not None
+        item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One local Ray for all tests marked `ray`: it takes seconds to start. Launchers use it and leave it running."""

@@ -165,8 +165,13 @@ def test_dependencies_are_what_the_code_imports():
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module)
     ours = {*ROOMS, "outrider", *sys.stdlib_module_names}
-    # Packages share the name google.
-    shared = {"google.protobuf": "protobuf", "google.rpc": "googleapis-common-protos"}
+    # Packages share the names google and opentelemetry; what the SDK builds on comes with it.
+    shared = {
+        "google.protobuf": "protobuf",
+        "google.rpc": "googleapis-common-protos",
+        "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-grpc",
+        **{f"opentelemetry.{part}": "opentelemetry-sdk" for part in ("context", "sdk", "trace", "util")},
+    }
     names = {shared.get(".".join(name.split(".")[:2]), name.split(".")[0]) for name in imported}
     found = {normalised(dist) for name in names - ours for dist in distributions.get(name, [name])}
     extras = PROJECT["project"]["optional-dependencies"]

@@ -18,6 +18,7 @@ import grpc
 
 from workers.main import factory_at
 from workers.opening import OpenedRank, open_rank
+from workers.terms import LinkTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class WorkerActor:
         *,
         factory: str,
         epoch: int,
+        terms: LinkTerms,
         bind_host: str | None,
         advertise_host: str | None,
         ports: tuple[int, int],
@@ -64,6 +66,7 @@ class WorkerActor:
         self._server, opened = open_rank(
             factory_at(factory),
             epoch=epoch,
+            terms=terms,
             bind_host=bind_host or own_host,
             advertise_host=advertise_host,
             own_host=own_host,

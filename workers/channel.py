@@ -28,6 +28,12 @@ KEEPALIVE_S = 10
 KEEPALIVE_TIMEOUT_S = 5
 """... and its link is broken when none has come after this long."""
 
+HANDSHAKE_TIMEOUT_S = 10
+"""Who connects to a rank and does not come to the point is cut off after this long ..."""
+
+IDLE_TIMEOUT_S = 60
+"""... and so is who has no call to make; the runtime always has one."""
+
 Options = Sequence[tuple[str, int]]
 
 _MESSAGE_OPTIONS: Options = (
@@ -62,10 +68,14 @@ _SERVER_OPTIONS: Options = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """Credentials of both ends; unset ones mean plain text."""
+    """Credentials of both ends; unset ones mean plain text.
+
+    server_name: what the server's certificate must bear, where that is not the address that is dialled.
+    """
 
     channel: grpc.ChannelCredentials | None = None
     server: grpc.ServerCredentials | None = None
+    server_name: str | None = None
 
 
 PLAIN = Security()
@@ -75,31 +85,42 @@ def make_channel(address: str, security: Security = PLAIN) -> grpc.Channel:
     """A blocking channel to host:port. Dials on first use."""
     if security.channel is None:
         return grpc.insecure_channel(address, options=list(_CHANNEL_OPTIONS))
-    return grpc.secure_channel(address, security.channel, options=list(_CHANNEL_OPTIONS))
+    return grpc.secure_channel(address, security.channel, options=_secure_options(security))
 
 
 def make_async_channel(address: str, security: Security = PLAIN) -> grpc.aio.Channel:
     """`make_channel` for the running event loop."""
     if security.channel is None:
         return grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS))
-    return grpc.aio.secure_channel(address, security.channel, options=list(_CHANNEL_OPTIONS))
+    return grpc.aio.secure_channel(address, security.channel, options=_secure_options(security))
 
 
-def make_server(num_threads: int) -> grpc.Server:
-    """A server whose handlers run in `num_threads` threads; a stream holds its thread as long as it is open."""
+def make_server(num_threads: int, interceptors: Sequence[grpc.ServerInterceptor[Any, Any]] = ()) -> grpc.Server:
+    """A server whose handlers run in `num_threads` threads; a stream holds its thread as long as it is open, and no
+    connection has more calls than there are threads."""
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="grpc")
-    return grpc.server(pool, options=list(_SERVER_OPTIONS), maximum_concurrent_rpcs=None)
+    options = [
+        *_SERVER_OPTIONS,
+        ("grpc.max_concurrent_streams", num_threads),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_S * 1000),
+        ("grpc.max_connection_idle_ms", IDLE_TIMEOUT_S * 1000),
+    ]
+    return grpc.server(pool, interceptors=list(interceptors), options=options, maximum_concurrent_rpcs=None)
 
 
 def make_async_server(
-    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (), *, receive_limit_bytes: int
+    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    *,
+    receive_limit_bytes: int,
+    options: Options = (),
 ) -> grpc.aio.Server:
     """A server whose handlers are coroutines of the running event loop.
 
-    receive_limit_bytes: longest request; gRPC refuses a longer one with RESOURCE_EXHAUSTED before it is read.
+    receive_limit_bytes: longest request; gRPC refuses a longer one with RESOURCE_EXHAUSTED before it is read. options:
+    come before those that all servers have.
     """
-    options = {**dict(_SERVER_OPTIONS), "grpc.max_receive_message_length": receive_limit_bytes}
-    return grpc.aio.server(interceptors=list(interceptors), options=list(options.items()))
+    chosen = {**dict(_SERVER_OPTIONS), "grpc.max_receive_message_length": receive_limit_bytes, **dict(options)}
+    return grpc.aio.server(interceptors=list(interceptors), options=list(chosen.items()))
 
 
 def bind(server: grpc.Server | grpc.aio.Server, host: str, ports: range | int, security: Security = PLAIN) -> int:
@@ -117,3 +138,8 @@ def bind(server: grpc.Server | grpc.aio.Server, host: str, ports: range | int, s
             continue
     tried = f"port {candidates[0]}" if len(candidates) == 1 else f"ports {candidates[0]} to {candidates[-1]}"
     raise OSError(f"cannot listen on {host}, {tried}: taken, or not an address of this machine")
+
+
+def _secure_options(security: Security) -> list[tuple[str, int | str]]:
+    named = [("grpc.ssl_target_name_override", security.server_name)] if security.server_name is not None else []
+    return [*_CHANNEL_OPTIONS, *named]

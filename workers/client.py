@@ -22,6 +22,7 @@ from workers.channel import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, PLAIN, Security, m
 from workers.demands import MAX_PREPARING, Constraint
 from workers.plan import Progress, RankReport, StepPlan, WorkerDescription, WorkerError, WorkerLost
 from workers.sequence_wire import constraint_to_wire
+from workers.terms import LinkTerms
 
 Stream = grpc.aio.StreamStreamCall[bytes, messages.RankReport]
 
@@ -43,11 +44,15 @@ class LinkBroken(WorkerLost):
 class WorkerClient:
     """Belongs to the event loop it was made in. Dials `address` (host:port) when it loads.
 
+    terms: of the rank's life. security: what came of the certificates they name.
+
     lost: set, with the reason, when the link is no more; also while no step is in flight.
     """
 
-    def __init__(self, address: str, *, security: Security = PLAIN) -> None:
+    def __init__(self, address: str, terms: LinkTerms, security: Security = PLAIN) -> None:
         self.address = address
+        self._metadata = terms.metadata
+        self._has_tls = security.channel is not None
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._channel = make_async_channel(address, security)
         self._stub = services.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -74,16 +79,19 @@ class WorkerClient:
         self._place = (Mesh.of(settings.parallel), settings.seat.rank)
         last = messages.LoadProgress()
         try:
-            async for last in self._stub.Load(wire.settings_to_wire(settings)):
+            async for last in self._stub.Load(wire.settings_to_wire(settings), metadata=self._metadata):
                 if last.stage:
                     progress(last.stage, last.done, last.total)
             if last.error:
                 raise wire.error_from_text(last.error)
             description = wire.description_from_wire(last)
-            self._stream = self._open_stream(None)
+            self._stream = self._open_stream(None, metadata=self._metadata)
             await self._stream.initial_metadata()
         except grpc.aio.AioRpcError as error:
-            raise self._fail(LinkBroken(f"the link to {self.address} broke: {error.details()}")) from None
+            hint = ""
+            if self._has_tls and error.code() is grpc.StatusCode.UNAVAILABLE and not last.stage:
+                hint = "; where that is about certificates, compare the files of cluster.tls here and on its machine"
+            raise self._fail(LinkBroken(f"the link to {self.address} broke: {error.details()}{hint}")) from None
         except WorkerError as error:
             raise self._fail(error) from None
         self._watcher = asyncio.create_task(self._watch(self._stream))
@@ -177,7 +185,7 @@ class WorkerClient:
         if self.lost.done():
             raise LinkBroken(self.lost.result())
         try:
-            return await method(request, timeout=timeout_s)
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
         except (asyncio.CancelledError, grpc.aio.UsageError):
             task = asyncio.current_task()
             if task is None or task.cancelling():

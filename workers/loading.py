@@ -81,13 +81,13 @@ def load_rank(settings: WorkerSettings, progress: Progress, meet: Meet | None = 
         measure = choose_measure(settings.speculation.confidence, has_head=has_head)
         drafts = checkpoint.config.num_mtp_layers > 0 and settings.speculation.gamma_max > 0
         config = checkpoint.config if drafts else replace(checkpoint.config, num_mtp_layers=0)
-        dtype = _dtype(settings, config, device)
+        dtype = choose_dtype(settings, config, device)
         table = shard_table(config, mesh, seat.rank)
         weights, report = _weights(checkpoint, config, table, dtype, device, progress)
         identity = checkpoint.identity()
     groups = (meet or _meet)(settings, mesh, device, progress)
     ops = _ops(settings, dtype, device, groups)
-    max_model_len = _max_model_len(settings.cache, config)
+    max_model_len = checked_max_model_len(settings.cache, config)
     gamma_max = settings.speculation.gamma_max if drafts else 0
     model = Qwen3Next(config, weights, ops, groups, max_length=max_model_len + gamma_max + 2, drafts=drafts)
     if settings.model.numerics == "reference":
@@ -239,7 +239,8 @@ def _check(model: Qwen3Next, ops: Ops, progress: Progress) -> None:
         raise CollectiveFailed(str(error)) from error
 
 
-def _dtype(settings: WorkerSettings, config: Qwen3NextConfig, device: torch.device) -> torch.dtype:
+def choose_dtype(settings: WorkerSettings, config: Qwen3NextConfig, device: torch.device) -> torch.dtype:
+    """Of weights and activations. Raises LoadError."""
     wanted = settings.model.dtype
     if settings.model.numerics == "reference":
         if wanted == "bfloat16":
@@ -250,7 +251,8 @@ def _dtype(settings: WorkerSettings, config: Qwen3NextConfig, device: torch.devi
     return DTYPES[wanted]
 
 
-def _max_model_len(cache: CacheSettings, config: Qwen3NextConfig) -> int:
+def checked_max_model_len(cache: CacheSettings, config: Qwen3NextConfig) -> int:
+    """What `cache.max_model_len` comes to. Raises LoadError."""
     if cache.max_model_len is None:
         return config.context_length
     if cache.max_model_len > config.context_length:

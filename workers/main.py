@@ -19,11 +19,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from configs.access import WorkerTlsSettings
 from configs.schema import WorkerSettings
+from workers.certificates import CertificateProblem
 from workers.channel import LOOPBACK
 from workers.opening import OpenedRank, StoreSeat, open_rank
 from workers.plan import Progress
 from workers.server import LoadWorker, WorkerLike
+from workers.terms import LinkTerms
 
 DEFAULT_FACTORY = "workers.step:Worker.load"
 
@@ -44,6 +47,16 @@ def factory_at(path: str) -> LoadWorker:
     return load
 
 
+def terms_to_line(terms: LinkTerms) -> bytes:
+    """What comes in on the lifeline: not as arguments or environment, which others on the machine can list."""
+    return json.dumps({"secret": terms.secret, "tls": terms.tls.model_dump(mode="json")}).encode() + b"\n"
+
+
+def terms_from_line(line: bytes) -> LinkTerms:
+    fields = json.loads(line)
+    return LinkTerms(secret=fields["secret"], tls=WorkerTlsSettings.model_validate(fields["tls"]))
+
+
 def opened_to_line(opened: OpenedRank) -> bytes:
     """What goes out on the lifeline."""
     return json.dumps(asdict(opened)).encode() + b"\n"
@@ -59,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Serves until the other end of the lifeline closes, be it by intent or by the death of its holder."""
     parser = argparse.ArgumentParser(prog="python -m workers.main", description="One rank of a deployment.")
     parser.add_argument(
-        "--lifeline-fd", type=int, required=True, help="inherited socket: addresses out, end of life in"
+        "--lifeline-fd", type=int, required=True, help="inherited socket: terms and end of life in, addresses out"
     )
     parser.add_argument("--epoch", type=int, required=True, help="which life of the rank this is")
     parser.add_argument("--bind-host", default=LOOPBACK, help="address to listen on")
@@ -73,19 +86,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _die_with_parent()
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    lifeline = socket.socket(fileno=options.lifeline_fd)
     try:
         _server, opened = open_rank(
             factory_at(options.factory),
             epoch=options.epoch,
+            terms=terms_from_line(lifeline.makefile("rb").readline()),
             bind_host=options.bind_host,
             advertise_host=options.advertise_host,
             own_host=LOOPBACK,
             ports=(options.port_min, options.port_max),
             keeps_store=options.keeps_store,
         )
-    except OSError as error:  # for the reader of a log: what it says is all there is to know
+    except (OSError, CertificateProblem) as error:  # for the reader of a log: what it says is all there is to know
         sys.exit(str(error))
-    with socket.socket(fileno=options.lifeline_fd) as lifeline:
+    with lifeline:
         lifeline.sendall(opened_to_line(opened))
         while lifeline.recv(1):
             pass

@@ -13,6 +13,7 @@ import grpc
 
 from workers.address import join_address
 from workers.server import LoadWorker, serve_worker
+from workers.terms import LinkTerms
 
 BACKLOG = 1024
 """Ranks that may knock at the store at once."""
@@ -43,6 +44,7 @@ def open_rank(
     load: LoadWorker,
     *,
     epoch: int,
+    terms: LinkTerms,
     bind_host: str,
     advertise_host: str | None,
     own_host: str,
@@ -53,12 +55,22 @@ def open_rank(
 
     own_host: the machine's address to tell where it listens on all of them and none is to be advertised.
 
-    Raises OSError, with the setting to change, when none is free.
+    Raises OSError, with the setting to change, when none is free, CertificateProblem where the terms name files that
+    cannot be used.
     """
     candidates = range(ports[0], ports[1] + 1)
     told = advertise_host or (own_host if _means_all(bind_host) else bind_host)
+    security = terms.security(told)
     try:
-        server, address = serve_worker(load, epoch=epoch, bind_host=bind_host, advertise_host=told, ports=candidates)
+        server, address = serve_worker(
+            load,
+            epoch=epoch,
+            secret=terms.secret,
+            bind_host=bind_host,
+            advertise_host=told,
+            ports=candidates,
+            security=security,
+        )
         store = _seat(bind_host, told, candidates) if keeps_store else None
     except OSError as error:
         remedy = "set cluster.worker_bind_host to an address of the rank's machine"

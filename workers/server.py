@@ -21,10 +21,11 @@ from outrider.v1 import worker_pb2_grpc as services
 from parallel.mesh import ONE_RANK, Mesh
 from workers import wire
 from workers.address import join_address
-from workers.channel import bind, make_server
+from workers.channel import PLAIN, Security, bind, make_server
 from workers.demands import MAX_PREPARING, Constraint
 from workers.plan import Progress, RankReport, StalePlan, StepPlan, WorkerDescription, WorkerLost
 from workers.sequence_wire import constraint_from_wire
+from workers.terms import Gate
 
 log = logging.getLogger(__name__)
 
@@ -187,13 +188,23 @@ many that are ready; watches of health queue behind them."""
 
 
 def serve_worker(
-    load: LoadWorker, *, epoch: int, bind_host: str, advertise_host: str | None, ports: range
+    load: LoadWorker,
+    *,
+    epoch: int,
+    secret: str,
+    bind_host: str,
+    advertise_host: str | None,
+    ports: range,
+    security: Security = PLAIN,
 ) -> tuple[grpc.Server, str]:
-    """Starts the service; returns the server and the address to dial. Raises OSError when no port is free."""
-    server = make_server(NUM_THREADS)
+    """Starts the service, for those who know `secret`; returns the server and the address to dial.
+
+    Raises OSError when no port is free.
+    """
+    server = make_server(NUM_THREADS, [Gate(secret)])
     servicer = WorkerServicer(load, epoch)
     services.add_WorkerServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(servicer.health, server)  # type: ignore[no-untyped-call]
-    port = bind(server, bind_host, ports)
+    port = bind(server, bind_host, ports, security)
     server.start()
     return server, join_address(advertise_host or bind_host, port)

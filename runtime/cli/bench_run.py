@@ -27,6 +27,7 @@ from runtime.cli.console import (
     natural_width,
     show,
 )
+from runtime.cli.credentials import credentials
 from runtime.cli.own_server import own_server
 from runtime.cli.serve import StopSignals
 
@@ -121,7 +122,8 @@ class _Measuring:
         from runtime.front.client import OutriderClient
 
         workload = read_workload(self._asked)
-        async with _server(self._asked.settings, address) as at, OutriderClient(at) as client:
+        shown = None if address is None else credentials()
+        async with _server(self._asked.settings, address) as at, OutriderClient(at, shown) as client:
             self._prepared = await prepare(client, self._asked, workload)
             with _CellProgress(self._asked, len(self._prepared.prompts.ids)) as progress:
                 self._session = Session(

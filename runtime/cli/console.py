@@ -84,6 +84,18 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Around what a server says while it works: whoever read it may have gone, or the disk be full. It goes on."""
+    try:
+        yield
+    except OSError:
+        try:
+            sys.stdout.flush()
+        except OSError:  # what Python would still write at exit goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run(work: Coroutine[Any, Any, None]) -> None:
     """Runs a command's coroutine, guarded. Ends the process at once where Ray would keep it from ending."""
     try:
@@ -142,7 +154,14 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         code = error.code()
         text = f"{code.name}: {error.details()}"
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            text += "; the server does not know this call: it is older than this command, or no Outrider"
+            text += (
+                "; the server does not know this call: it serves operators on another port, is older than this "
+                "command, or is no Outrider"
+            )
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            text += "; before the command's name: --token-file, or --cert and --key"
+        if code is grpc.StatusCode.UNAVAILABLE and "Socket closed" in text:
+            text += "; a server that speaks TLS wants --ca before the command's name, and perhaps --cert and --key"
         unavailable = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
         return text, EXIT_UNAVAILABLE if unavailable else EXIT_REFUSED
     return None

@@ -13,6 +13,7 @@ from rich.table import Table
 from configs.load import demo_checkpoint, load_settings
 from runtime.bench.completion import rounds_of
 from runtime.cli.console import ERR, EXIT_USAGE, OUT, fail, guarded, natural_width, run, write
+from runtime.cli.credentials import credentials
 from runtime.cli.generate_flags import GenerateFlags, request_of
 from runtime.cli.options import checked_address, with_flags
 from runtime.cli.own_server import own_server
@@ -75,7 +76,8 @@ async def _generate(
 ) -> None:
     from runtime.front.client import OutriderClient
 
-    async with _server(address, checkpoint, gamma) as at, OutriderClient(at) as client:
+    shown = None if address is None else credentials()
+    async with _server(address, checkpoint, gamma) as at, OutriderClient(at, shown) as client:
         tokenizer = None
         if request.report_rounds or request.HasField("logprobs") or request.HasField("prompt_logprobs"):
             served = (await client.get_model()).name

@@ -10,12 +10,15 @@ import typer
 from runtime.cli.bench_group import bench_commands
 from runtime.cli.check import check
 from runtime.cli.console import OUT
+from runtime.cli.credentials import Ca, Cert, CredentialFlags, Key, TokenFile, note_credentials
 from runtime.cli.demo import demo
+from runtime.cli.doctor import doctor
 from runtime.cli.drain import drain, resume
 from runtime.cli.generate import generate
 from runtime.cli.health import health
 from runtime.cli.policy import policy
 from runtime.cli.profile import profile
+from runtime.cli.reload import reload
 from runtime.cli.requests import abort, requests
 from runtime.cli.serve import serve
 from runtime.cli.settings import settings
@@ -43,9 +46,11 @@ app.command()(requests)
 app.command()(abort)
 app.command()(drain)
 app.command()(resume)
+app.command()(reload)
 app.command()(check)
 app.command()(health)
 app.command()(settings)
+app.command()(doctor)
 
 
 def _print_version(asked: bool) -> None:
@@ -59,8 +64,16 @@ def _outrider(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    token_file: TokenFile = None,
 ) -> None:
-    """Serve mixture-of-experts and hybrid language models with exact speculative decoding."""
+    """Serve mixture-of-experts and hybrid language models with exact speculative decoding.
+
+    The options here are for commands that talk to a running server.
+    """
+    note_credentials(CredentialFlags(ca=ca, cert=cert, key=key, token_file=token_file))
 
 
 def main() -> None:

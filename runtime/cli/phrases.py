@@ -68,7 +68,7 @@ def profile_state(state: operator_pb2.ProfileState) -> str:
 
 
 def server_state(state: operator_pb2.ServerState) -> str:
-    """serving, draining, recovering, stopping; the number of one that this command does not know."""
+    """serving, stalled, withdrawing and so on; the number of one that this command does not know."""
     from outrider.v1 import operator_pb2
 
     if state not in operator_pb2.ServerState.values():

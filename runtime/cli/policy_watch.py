@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runtime.cli.console import EXIT_UNAVAILABLE, OUT, complain, explain, run, write
+from runtime.cli.credentials import credentials
 from runtime.cli.options import DEFAULT_TIMEOUT_S, Addresses, Timeout
 from runtime.cli.phrases import moment, policy_lines, policy_name
 from runtime.cli.replicas import Answer, entry_of, finish, gravest, labelled
@@ -46,7 +47,7 @@ async def _follow(address: str, timeout_s: float, as_json: bool, *, num_servers:
 
     from runtime.front.client import OutriderClient
 
-    async with OutriderClient(address) as client:
+    async with OutriderClient(address, credentials()) as client:
         states = aiter(client.watch_policy())
         try:
             async with asyncio.timeout(timeout_s):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ class Rates:
     admitted, accepted: draft rows verified, and those that stood.
     zero_budget_steps: of `steps`, those in which drafts waited and none was verified.
     step: None where no step ran. prediction: None where none was predicted.
+    errors: calls answered with one, by its name, the most frequent first; those that did not happen are left out.
     """
 
     interval_s: float
@@ -63,6 +65,7 @@ class Rates:
     zero_budget_steps: int
     step: StepTimes | None
     prediction: Prediction | None
+    errors: Mapping[str, int] = field(default_factory=dict)
 
 
 def rates_between(before: operator_pb2.GetStatusResponse, after: operator_pb2.GetStatusResponse) -> Rates | None:
@@ -85,6 +88,7 @@ def rates_between(before: operator_pb2.GetStatusResponse, after: operator_pb2.Ge
         zero_budget_steps=after.speculation.zero_budget_steps - before.speculation.zero_budget_steps,
         step=_step_times(before.counters, after.counters),
         prediction=_prediction(before.speculation, after.speculation),
+        errors=_errors(before.counters, after.counters),
     )
 
 
@@ -97,6 +101,12 @@ def _has_fallen(before: operator_pb2.Counters, after: operator_pb2.Counters) -> 
 def _pairs(before: operator_pb2.Counters, after: operator_pb2.Counters, name: str) -> list[tuple[int, int]]:
     """By position, with zeros where one of the lists ends before the other."""
     return list(zip_longest(getattr(before, name), getattr(after, name), fillvalue=0))
+
+
+def _errors(before: operator_pb2.Counters, after: operator_pb2.Counters) -> Mapping[str, int]:
+    rises = {name: count - before.errors.get(name, 0) for name, count in after.errors.items()}
+    names = sorted((name for name, rise in rises.items() if rise > 0), key=lambda name: (-rises[name], name))
+    return {name: rises[name] for name in names}
 
 
 def _step_times(before: operator_pb2.Counters, after: operator_pb2.Counters) -> StepTimes | None:

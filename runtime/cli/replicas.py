@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import typer
 
 from runtime.cli.console import EXIT_NO, EXIT_REFUSED, EXIT_UNAVAILABLE, OUT, complain, explain
+from runtime.cli.credentials import credentials
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -51,6 +52,7 @@ class Replicas:
     def __init__(self, addresses: Sequence[str], timeout_s: float) -> None:
         self.addresses = tuple(addresses)
         self._timeout_s = timeout_s
+        self._credentials = credentials()
         self._clients: dict[str, OutriderClient] = {}
 
     async def __aenter__(self) -> Replicas:
@@ -75,7 +77,7 @@ class Replicas:
 
         from runtime.front.client import OutriderClient
 
-        client = self._clients.get(address) or OutriderClient(address)
+        client = self._clients.get(address) or OutriderClient(address, self._credentials)
         self._clients[address] = client
         try:
             async with asyncio.timeout(self._timeout_s):

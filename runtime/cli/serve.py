@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.logging import RichHandler
 
-from configs.load import SettingsError, load_settings, parse_assignment, settings_file
+from configs.load import SettingsError, parse_assignment, settings_file
 from configs.schema import Dtype, Numerics, ServeSettings
-from runtime.audit import AUDIT
-from runtime.cli.console import ERR, EXIT_USAGE, OUT, fail, run
+from runtime.cli.console import ERR, EXIT_USAGE, OUT, fail, run, unheard
+from runtime.cli.credentials import forget_token
 from runtime.cli.startup import StartupProgress, accounting_table, model_line, summary_panel
+
+if TYPE_CHECKING:
+    from runtime.reload import SettingsSource
+    from runtime.serve import Deployment
 
 FLAG_KEYS = {
     "checkpoint": "model.path",
@@ -36,16 +39,32 @@ FLAG_KEYS = {
     "max_model_len": "cache.max_model_len",
     "launcher": "cluster.launcher",
     "ray_address": "cluster.ray_address",
+    "log_level": "logs.level",
 }
 """The setting behind each flag."""
 
 
-def settings_from_flags(config: str | None, assignments: list[str], flags: dict[str, Any]) -> ServeSettings:
+def source_from_flags(config: str | None, assignments: list[str], flags: dict[str, Any]) -> SettingsSource:
     """YAML file, then `--set`, then the flags that were given; later ones win. Ends the command on a SettingsError."""
+    from runtime.reload import SettingsSource
+
     try:
         overrides = dict(parse_assignment(text) for text in assignments)
         overrides.update({FLAG_KEYS[name]: value for name, value in flags.items() if value is not None})
-        return load_settings(settings_file(config) if config else None, overrides)
+        return SettingsSource(path=settings_file(config) if config else None, overrides=overrides)
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def settings_from_flags(config: str | None, assignments: list[str], flags: dict[str, Any]) -> ServeSettings:
+    """What comes of them. Ends the command on a SettingsError."""
+    return loaded(source_from_flags(config, assignments, flags))
+
+
+def loaded(source: SettingsSource) -> ServeSettings:
+    """Ends the command on a SettingsError."""
+    try:
+        return source.load()
     except SettingsError as error:
         fail(str(error), EXIT_USAGE)
 
@@ -90,9 +109,9 @@ def serve(
         str | None, typer.Option(help="Ray cluster to join; a local one is started if left out.")
     ] = None,
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        typer.Option(help="Least severe messages to print on standard error."),
-    ] = "warning",
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option(help="Least severe lines to write on standard error.", show_default="info"),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its key path; may be repeated."),
@@ -100,16 +119,18 @@ def serve(
 ) -> None:
     """Serve a checkpoint over gRPC until Ctrl-C or SIGTERM.
 
-    A first signal lets running streams finish (server.drain_s), a second one ends them at once. All settings with
-    their meaning: outrider settings.
+    A first signal has routers look elsewhere (server.withdraw_s) and running streams finish (server.drain_s), a second
+    one ends them at once. SIGHUP, or a change of the file, has the configuration read again. All settings with their
+    meaning: outrider settings.
     """
     # Locals first: nothing else may stand among them.
     flags = {name: value for name, value in locals().items() if name in FLAG_KEYS}
-    logging.basicConfig(
-        level=log_level.upper(), format="%(name)s: %(message)s", handlers=[RichHandler(console=ERR, show_path=False)]
-    )
-    AUDIT.setLevel(logging.INFO)
-    run(_serve(settings_from_flags(config, assignments or [], flags)))
+    source = source_from_flags(config, assignments or [], flags)
+    settings = loaded(source)
+    from runtime.observe.logs import configure_logs  # not paid for by `--help`
+
+    configure_logs(settings.logs)
+    run(_serve(settings, source))
 
 
 class StopSignals:
@@ -122,8 +143,19 @@ class StopSignals:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
 
+    def follow_hang_ups(self, act: Callable[[], None]) -> None:
+        """Has SIGHUP do that from now on. It comes too when the terminal has gone, and asks for an orderly end then."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._on_hang_up, act, ERR.is_terminal)
+
     def _on_signal(self) -> None:
         (self.insisted if self.asked.is_set() else self.asked).set()
+
+    def _on_hang_up(self, act: Callable[[], None], had_terminal: bool) -> None:
+        if had_terminal and not ERR.is_terminal:
+            self._on_signal()
+        else:
+            act()
 
 
 async def first_of(work: asyncio.Task[None], event: asyncio.Event) -> bool:
@@ -137,27 +169,57 @@ async def first_of(work: asyncio.Task[None], event: asyncio.Event) -> bool:
     if work.done():
         work.result()
         return True
-    ERR.print("stopping")
+    with unheard():
+        ERR.print("stopping")
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
     return False
 
 
-async def _serve(settings: ServeSettings) -> None:
+async def _serve(settings: ServeSettings, source: SettingsSource) -> None:
+    signals = StopSignals()  # before all that takes time
+    signals.follow_hang_ups(lambda: None)  # the configuration has just been read
+    forget_token()
+    from runtime.observe.logs import configure_logs
     from runtime.serve import Deployment  # grpc and perhaps ray: not paid for by `--help`
 
-    signals = StopSignals()
-    deployment = Deployment(settings, keeps_state=True)
+    deployment = Deployment(settings, keeps_state=True, source=source)
+    deployment.settings.add_listener(lambda settings: configure_logs(settings.logs))
+    signals.follow_hang_ups(deployment.reloader.reload_soon)
     try:
         with StartupProgress(settings.parallel) as progress:
             if not await first_of(asyncio.create_task(deployment.start(progress)), signals.asked):
                 return
-        OUT.print(accounting_table(deployment.ranks))
         rows = [("model", f"{settings.model.served_name}: {model_line(deployment.description)}"), *deployment.facts()]
-        OUT.print(summary_panel("outrider", rows))
-        OUT.print(f"ready: {deployment.address}", soft_wrap=True)
+        with unheard():
+            OUT.print(accounting_table(deployment.ranks))
+            OUT.print(summary_panel("outrider", rows))
+            OUT.print(f"ready: {deployment.address}", soft_wrap=True)
         await signals.asked.wait()
-        OUT.print(f"draining: streams have {settings.server.drain_s:g} s to finish; once more to end them now")
-        await first_of(asyncio.create_task(deployment.stop(settings.server.drain_s)), signals.insisted)
+        await _end(deployment, signals.insisted)
     finally:
         await deployment.stop(0)
+
+
+async def _end(deployment: Deployment, insisted: asyncio.Event) -> None:
+    """Withdraws, then lets streams finish; returns early where somebody insists."""
+    server = deployment.settings.now.server
+    if server.withdraw_s:
+        with unheard():
+            OUT.print(
+                f"withdrawing: health says NOT_SERVING, and requests are taken for {server.withdraw_s:g} s more; once "
+                "more to end now",
+                soft_wrap=True,
+            )
+    if not await first_of(asyncio.create_task(deployment.withdraw()), insisted):
+        return
+    server = deployment.settings.now.server  # a reload may have changed it meanwhile
+    with unheard():
+        OUT.print(
+            f"draining: streams have {server.drain_s:g} s to finish, {deployment.num_calls} are open; once more to end "
+            "them now",
+            soft_wrap=True,
+        )
+    if await first_of(asyncio.create_task(deployment.stop(server.drain_s)), insisted):
+        with unheard():
+            OUT.print("stopped")

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from configs.schema import ParallelSettings
-from runtime.cli.console import ERR
+from runtime.cli.console import ERR, unheard
 from workers.plan import WorkerDescription
 
 
@@ -63,7 +63,8 @@ class StartupProgress:
             # A reset cannot say that the total is unknown, and keeps that of the stage before.
             next(task for task in self._bars.tasks if task.id == self._tasks[rank]).total = None
         if not ERR.is_terminal:
-            ERR.print(what, soft_wrap=True)
+            with unheard():
+                ERR.print(what, soft_wrap=True)
 
     def _complete_all(self) -> None:
         for task in self._bars.tasks:

@@ -90,6 +90,11 @@ def _facts(status: operator_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
         f"{counters.submitted} requests taken, {counters.finished} finished, {counters.aborted} aborted, "
         f"{counters.failed} failed; {counters.refused} refused",
     )
+    errors = sorted((-count, name) for name, count in counters.errors.items() if count)
+    if errors:
+        yield "errors", ", ".join(f"{name} {-count}" for count, name in errors)
+    if counters.rank_losses:
+        yield "outages", f"ranks lost {counters.rank_losses} times, {duration(counters.outage_s)} without them"
     yield "tokens", f"{counters.prompt_tokens} read, {counters.emitted} emitted in {counters.rounds} passes"
     yield "tokens per pass", optional(ratio(counters.emitted, counters.rounds), ".2f")
     yield "acceptance", by_position(acceptance(counters.accepted_by_position, counters.drafted_by_position))

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +19,17 @@ from rich.text import Text
 
 from runtime.cli.console import EXIT_UNAVAILABLE, EXIT_USAGE, OUT, fail, natural_width, run, show
 from runtime.cli.options import Addresses, Timeout, checked_seconds
-from runtime.cli.phrases import NONE, by_position, optional, policy_name, profile_state, ratio, server_state, use
+from runtime.cli.phrases import (
+    NONE,
+    by_position,
+    duration,
+    optional,
+    policy_name,
+    profile_state,
+    ratio,
+    server_state,
+    use,
+)
 from runtime.cli.rates import Prediction, Rates, StepTimes, rates_between
 from runtime.cli.replicas import Answer, Failure, Replicas, answers_of, finish, print_failures
 
@@ -29,6 +40,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 2.0
 """Shorter than elsewhere: a server that says nothing holds up the view of all."""
+
+MAX_ERRORS = 2
+"""Kinds of them in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +66,8 @@ def top(
 
     Rates are of the last interval; gamma and budget (the draft rows verified at most) are of its newest step. Tokens
     per pass are tokens emitted over passes that sampled, the first of a request among them, which verifies no draft.
-    Predictions are of the steps that the hardware profile has figures for. A step is split into what its slowest rank
+    Errors are calls of any service that were answered with one, the most frequent first. Predictions are of the
+    steps that the hardware profile has figures for. A step is split into what its slowest rank
     spent and the rest: link and host. A server that cannot be reached is asked again at every look.
     """
     if once and count not in (None, 1):
@@ -204,6 +219,8 @@ def figures_of(reading: Reading) -> Iterator[tuple[str, str]]:
     yield "revision", str(status.policy.revision)
     yield "running", str(sum(batch.running for batch in status.batches))
     yield "waiting", str(status.waiting)
+    yield "open calls", str(status.open_calls)
+    yield "errors", NONE if rates is None else _errors(rates)
     for name, say in _OF_RATES:
         yield name, NONE if rates is None else say(rates)
     if status.HasField("speculation"):
@@ -218,6 +235,8 @@ def figures_of(reading: Reading) -> Iterator[tuple[str, str]]:
         for name, tell in _OF_PREDICTION:
             yield name, NONE if prediction is None else tell(prediction)
     yield "restarts", str(status.counters.restarts)
+    yield "rank losses", str(status.counters.rank_losses)
+    yield "  without ranks", duration(status.counters.outage_s)
 
 
 def _speculation(speculation: operator_pb2.SpeculationStatus, rates: Rates | None) -> Iterator[tuple[str, str]]:
@@ -227,6 +246,12 @@ def _speculation(speculation: operator_pb2.SpeculationStatus, rates: Rates | Non
     yield "accepted / admitted", NONE if rates is None else use(rates.accepted, rates.admitted)
     yield "zero-budget steps", NONE if rates is None else use(rates.zero_budget_steps, rates.steps)
     yield "profile", profile_state(speculation.profile)
+
+
+def _errors(rates: Rates) -> str:
+    """Overloaded 5, Forbidden 2, ..."""
+    told = [f"{name} {count}" for name, count in islice(rates.errors.items(), MAX_ERRORS)]
+    return ", ".join([*told, "..."] if len(rates.errors) > MAX_ERRORS else told) or "0"
 
 
 def _slots(status: operator_pb2.GetStatusResponse) -> str:

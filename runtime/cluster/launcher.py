@@ -12,6 +12,7 @@ from typing import Protocol
 from configs.schema import WorkerSettings
 from workers.opening import StoreSeat
 from workers.plan import WorkerLost
+from workers.terms import LinkTerms
 
 KILL_TIMEOUT_S = 10.0
 """A killed process that has not gone by then will not go: the machine is ill."""
@@ -62,9 +63,10 @@ class LaunchedWorker(Protocol):
 class Launcher(Protocol):
     """Starts ranks, any number at a time. `settings.seat` says which one."""
 
-    async def launch(self, settings: WorkerSettings, epoch: int) -> LaunchedWorker:
-        """Raises RankDied when the process dies before it serves, WorkerLost when there is none to be had. Leaves
-        nothing behind when cancelled."""
+    async def launch(self, settings: WorkerSettings, epoch: int, terms: LinkTerms) -> LaunchedWorker:
+        """Hands the terms over by a way that only the rank sees. Leaves nothing behind when cancelled.
+
+        Raises RankDied when the process dies before it serves, WorkerLost when there is none to be had."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """A rank as a child process of the runtime, without Ray. Knows no gRPC and no model.
 
-The two ends share a socket pair, the lifeline. The child says on it where it is, then waits for its end: the kernel
-closes our side when we die, however we die, and the child follows.
+The two ends share a socket pair, the lifeline. The child is told on it what its callers must know, says on it where it
+is, then waits for its end: the kernel closes our side when we die, however we die, and the child follows.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from runtime.cluster.launcher import (
     worker_environment,
 )
 from workers.channel import LOOPBACK
-from workers.main import DEFAULT_FACTORY, opened_from_line
+from workers.main import DEFAULT_FACTORY, opened_from_line, terms_to_line
 from workers.opening import OpenedRank
 from workers.plan import LoadError, WorkerError
+from workers.terms import LinkTerms
 
 
 class ChildWorker:
@@ -62,11 +63,12 @@ class ProcessLauncher:
         self._state_dir = state_dir
         self._factory = factory
 
-    async def launch(self, settings: WorkerSettings, epoch: int) -> ChildWorker:
+    async def launch(self, settings: WorkerSettings, epoch: int, terms: LinkTerms) -> ChildWorker:
         log = log_path(self._state_dir, settings, epoch)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
+            ours.sendall(terms_to_line(terms))  # waits in the socket, which is empty, until the child reads it
             with theirs, log.open("wb") as output:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "workers.main", *self._options(settings, epoch, theirs.fileno())),

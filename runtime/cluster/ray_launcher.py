@@ -34,6 +34,7 @@ from workers.actor import OpenedActor, WorkerActor
 from workers.channel import LOOPBACK
 from workers.main import DEFAULT_FACTORY
 from workers.plan import WorkerError, WorkerLost
+from workers.terms import LinkTerms
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class RayLauncher:
         self._placement: Placement | None = None
         self._preparation: tuple[int, asyncio.Task[tuple[RaySession, Placement]]] | None = None
 
-    async def launch(self, settings: WorkerSettings, epoch: int) -> ActorWorker:
+    async def launch(self, settings: WorkerSettings, epoch: int, terms: LinkTerms) -> ActorWorker:
         session, placement = await self._prepared(settings, epoch)
         rank = settings.seat.rank
         name = f"rank-{rank}-epoch-{epoch}"
@@ -165,7 +166,7 @@ class RayLauncher:
             making.add_done_callback(partial(_undo, session))
             raise
         try:
-            found = await self._open(session, actor, settings, epoch)
+            found = await self._open(session, actor, settings, epoch, terms)
             return ActorWorker(session, actor, found, name, environment, stay=actor.stay.remote())
         except BaseException:
             _kill(session, actor)
@@ -247,7 +248,9 @@ class RayLauncher:
                 "and that this machine is a node of that cluster (`ray status`)"
             ) from None
 
-    async def _open(self, session: RaySession, actor: Any, settings: WorkerSettings, epoch: int) -> OpenedActor:
+    async def _open(
+        self, session: RaySession, actor: Any, settings: WorkerSettings, epoch: int, terms: LinkTerms
+    ) -> OpenedActor:
         from ray.exceptions import RayError
 
         is_one_machine = self._cluster.ray_address is None
@@ -255,6 +258,8 @@ class RayLauncher:
         answer = actor.open.remote(
             factory=self._factory,
             epoch=epoch,
+            # To a method, not to the constructor: what constructors are given is kept by Ray's server.
+            terms=terms,
             bind_host=self._cluster.worker_bind_host or (LOOPBACK if is_one_machine else None),
             advertise_host=self._cluster.worker_advertise_host,
             ports=(self._cluster.worker_port_min, self._cluster.worker_port_max),

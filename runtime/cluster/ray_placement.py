@@ -107,7 +107,7 @@ class Placement:
         cls, session: RaySession, mesh: Mesh, *, threads: int, device: str, name: str, timeout_s: float
     ) -> Placement:
         """Raises WorkerLost when there is no place within `timeout_s`; nothing stays reserved then."""
-        nodes = await session.call(_nodes)
+        nodes = await session.call(cluster_nodes)
         bundle = bundle_for(threads, device, nodes)
         placement = cls(session, [], mesh, bundle)
         try:
@@ -119,7 +119,7 @@ class Placement:
             for group in placement._groups:
                 while not await session.call(partial(group.wait, WAIT_SLICE_S)):
                     if loop.time() > deadline:
-                        nodes = await session.call(_nodes)
+                        nodes = await session.call(cluster_nodes)
                         raise WorkerLost(describe_shortage(mesh, bundle, nodes, timeout_s))
         except BaseException:
             await placement.remove()
@@ -159,7 +159,8 @@ def _create(request: GroupRequest, name: str) -> Any:
     )
 
 
-def _nodes() -> list[RayNode]:
+def cluster_nodes() -> list[RayNode]:
+    """Those that live, of the Ray that this process is in."""
     import ray
     from ray._private.state import available_resources_per_node
 

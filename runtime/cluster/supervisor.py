@@ -2,9 +2,9 @@
 and no requests.
 
 A group lives and dies as a whole. The end of one rank, of its link, or a step that failed ends the life of all: every
-link is given up, every process killed, and the next life has a fresh epoch, fresh processes and a fresh store. Between
-steps a process that dies is noticed under 1 s, a rank that stands still after 15 s (the keepalive of its link); for
-faults in a step see `runtime.cluster.group`.
+link is given up, every process killed, and the next life has a fresh epoch, a fresh secret, certificates read anew,
+fresh processes and a fresh store. Between steps a process that dies is noticed under 1 s, a rank that stands still
+after 15 s (the keepalive of its link); for faults in a step see `runtime.cluster.group`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from runtime.cluster.inquest import Inquest, Verdict, rank_name
 from runtime.cluster.launcher import LaunchedWorker, Launcher, RankDied
 from runtime.cluster.process_launcher import ProcessLauncher
 from runtime.link import RankPlace, RankProgress
+from workers.certificates import CertificateProblem
+from workers.channel import PLAIN, Security
 from workers.client import LinkBroken, WorkerClient
 from workers.plan import LoadError, WorkerDescription, WorkerError, WorkerLost
+from workers.terms import LinkTerms
 
 T = TypeVar("T")
 
@@ -71,6 +74,8 @@ class GroupSupervisor:
         self._mesh = Mesh.of(settings.parallel)
         self._progress: RankProgress = _ignore
         self._epoch = 0
+        self._terms = LinkTerms.fresh(settings.cluster.tls)
+        self._security: Security = PLAIN
         self._ranks: list[_Rank] = []
         self._obituary: asyncio.Task[None] | None = None
 
@@ -82,9 +87,9 @@ class GroupSupervisor:
     async def start(self, progress: RankProgress) -> RunningGroup:
         """Launches and loads all ranks at once; `progress` is kept for later lives.
 
-        Raises LoadError when a rank refuses what it is to load or ranks do not fit together, WorkerLost when one dies
-        or `start_timeout_s` is over. They name the rank and its stage; the first failure counts. Nothing is left
-        running then, nor when the call is cancelled.
+        Raises LoadError when certificates cannot be used, a rank refuses what it is to load or ranks do not fit
+        together, WorkerLost when one dies or `start_timeout_s` is over. They name the rank and its stage; the first
+        failure counts. Nothing is left running then, nor when the call is cancelled.
         """
         self._progress = progress
         return await self._begin_life()
@@ -107,6 +112,11 @@ class GroupSupervisor:
     async def _begin_life(self) -> RunningGroup:
         assert not self._ranks, "the life before has not ended"
         self._epoch += 1
+        self._terms = LinkTerms.fresh(self._settings.cluster.tls)
+        try:
+            self._security = self._terms.security(None)
+        except CertificateProblem as error:
+            raise LoadError(str(error)) from None
         self._ranks = [_Rank() for _ in range(self._mesh.size)]
         inquest = Inquest(self._mesh)
         timeout_s = self._settings.cluster.start_timeout_s
@@ -160,7 +170,7 @@ class GroupSupervisor:
 
     async def _launch(self, rank: int, settings: WorkerSettings, inquest: Inquest) -> LaunchedWorker:
         self._advance(rank, LAUNCH_STAGE, 0, 1)
-        launched = await self._launcher.launch(settings, self._epoch)
+        launched = await self._launcher.launch(settings, self._epoch, self._terms)
         state = self._ranks[rank]
         state.launched = launched
         state.watchers.append(asyncio.create_task(_report_death(rank, launched, inquest)))
@@ -171,7 +181,7 @@ class GroupSupervisor:
     async def _load(self, rank: int, settings: WorkerSettings, inquest: Inquest) -> WorkerDescription:
         state = self._ranks[rank]
         assert state.launched is not None
-        state.client = client = WorkerClient(state.launched.address)
+        state.client = client = WorkerClient(state.launched.address, self._terms, self._security)
         description = await client.load(settings, lambda *frame: self._advance(rank, *frame))
         state.is_ready = True
         state.watchers.append(asyncio.create_task(_report_break(rank, client, inquest)))

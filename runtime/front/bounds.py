@@ -19,6 +19,12 @@ REQUEST_LIMIT_BYTES = 16 * 1024 * 1024
 REQUEST_BYTES_PER_TOKEN = 16
 """Room in a request per token of context. Text has four or five bytes per token, ids have up to five."""
 
+METADATA_LIMIT_BYTES = 16 * 1024
+"""Names and values of a call's metadata; what gRPC announces to its peers, and leaves to them to keep."""
+
+OPEN_LIMIT_BYTES = 64 * 1024
+"""Longest message in a stream to a service that is open to all: reflection answers with all that it was asked."""
+
 MAX_CHAT_MESSAGES = 4096
 
 LOGPROBS_LIMIT_BYTES = STOCK_LIMIT_BYTES // 2

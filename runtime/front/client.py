@@ -10,7 +10,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import inference_pb2, inference_pb2_grpc, operator_pb2, operator_pb2_grpc
-from workers.channel import make_async_channel
+from runtime.front.credentials import BearingChannel, Credentials
+from workers.channel import PLAIN, make_async_channel
 
 GenerateCall = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
 PolicyCall = grpc.aio.UnaryStreamCall[operator_pb2.WatchVerificationPolicyRequest, operator_pb2.VerificationPolicyState]
@@ -19,9 +20,14 @@ PolicyCall = grpc.aio.UnaryStreamCall[operator_pb2.WatchVerificationPolicyReques
 class OutriderClient:
     """One channel to one server; `async with` closes it. Errors of the server are `grpc.aio.AioRpcError`."""
 
-    def __init__(self, address: str) -> None:
-        """address: host:port. Dials on first use."""
-        self.channel = make_async_channel(address)
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
+        """address: host:port. Dials on first use. credentials: None speaks plain text and says nothing of who calls.
+
+        Raises SettingsError for credentials whose files cannot be used.
+        """
+        channel = make_async_channel(address, PLAIN if credentials is None else credentials.security())
+        token = None if credentials is None else credentials.token
+        self.channel = channel if token is None else BearingChannel(channel, token)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self.channel)  # type: ignore[no-untyped-call]
         self._operator = operator_pb2_grpc.OperatorServiceStub(self.channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self.channel)  # type: ignore[no-untyped-call]
@@ -140,6 +146,11 @@ class OutriderClient:
     async def resume(self) -> operator_pb2.ResumeResponse:
         """Has a drained server take requests again."""
         reply: operator_pb2.ResumeResponse = await self._operator.Resume(operator_pb2.ResumeRequest())
+        return reply
+
+    async def reload(self) -> operator_pb2.ReloadResponse:
+        """Has the server read its configuration again."""
+        reply: operator_pb2.ReloadResponse = await self._operator.Reload(operator_pb2.ReloadRequest())
         return reply
 
     async def abort(self, request_ids: Sequence[str]) -> operator_pb2.AbortResponse:

@@ -7,7 +7,7 @@ with the remedy; what this server does not know is refused too, since dropping i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from google.protobuf.message import Message
@@ -26,7 +26,7 @@ from runtime.front.sampling_fields import (
     stop_strings_of,
     stop_token_ids_of,
 )
-from runtime.request import ReportParams, Request, SamplingParams, StopParams
+from runtime.request import UNKNOWN_ORIGIN, Origin, ReportParams, Request, SamplingParams, StopParams
 from workers.plan import OracleDrafts
 
 MAX_REQUEST_ID_CHARS = 256
@@ -53,7 +53,7 @@ class ServedModel:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    default_max_tokens: int
+    default_max_tokens: Callable[[], int]
     defaults: SamplingDefaults
     takes_oracle: bool = False
     takes_typical: bool = False
@@ -138,7 +138,7 @@ def options_of(message: inference_pb2.GenerateRequest, request_id: str, model: S
 
 def _stopping_of(stopping: types_pb2.Stopping, model: ServedModel) -> StopParams:
     """Raises InvalidRequest."""
-    most = stopping.max_tokens if stopping.HasField("max_tokens") else model.default_max_tokens
+    most = stopping.max_tokens if stopping.HasField("max_tokens") else model.default_max_tokens()
     if not most:
         raise InvalidRequest("stopping.max_tokens", "must be at least 1; leave it out for the server's default")
     if stopping.min_tokens > most:
@@ -185,13 +185,14 @@ def check_counts(message: inference_pb2.GenerateRequest | inference_pb2.Tokenize
         raise InvalidRequest("chat.messages", f"{num_messages} messages; at most {MAX_CHAT_MESSAGES} are taken")
     if isinstance(message, inference_pb2.TokenizeRequest):
         return
-    _check_room("token_ids", len(message.token_ids.ids), model)
+    check_room("token_ids", len(message.token_ids.ids), model)
     _check_fits("oracle.continuation", len(message.oracle.continuation), model)
     _check_fits("prediction.token_ids.ids", len(message.prediction.token_ids.ids), model)
     check_sampling_counts(message.sampling, message.stopping)
 
 
-def _check_room(field: str, num_tokens: int, model: ServedModel) -> None:
+def check_room(field: str, num_tokens: int, model: ServedModel) -> None:
+    """Whether a prompt leaves room for an answer. Raises InvalidRequest."""
     if num_tokens >= model.max_model_len:
         raise InvalidRequest(
             field,
@@ -262,6 +263,7 @@ def request_of(
     uid: int,
     model: ServedModel,
     prediction: tuple[int, ...] = (),
+    origin: Origin = UNKNOWN_ORIGIN,
 ) -> Request:
     """The whole request. max_tokens is clipped to what the context leaves: the sequence then ends with LENGTH there.
 
@@ -271,7 +273,7 @@ def request_of(
     """
     if not prompt:
         raise InvalidRequest(field, "the prompt has no tokens; give at least one")
-    _check_room(field, len(prompt), model)
+    check_room(field, len(prompt), model)
     max_tokens = min(options.stopping.max_tokens, model.max_model_len - len(prompt))
     _check_reports(options, len(prompt), max_tokens, model)
     return Request(
@@ -289,6 +291,7 @@ def request_of(
         looks_back=options.looks_back,
         max_drafts=options.max_drafts,
         oracle=options.oracle,
+        origin=origin,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from parallel.mesh import Mesh
+from runtime.front.errors import OutriderError
 from runtime.live import RequestStatus
 from runtime.request import Request
 from runtime.status import Aborted, EngineStatus, IntegrityReport
@@ -66,7 +67,13 @@ class EngineLink(Protocol):
 
     @property
     def is_serving(self) -> bool:
-        """Requests are taken: all ranks are loaded and the engine is not stopping."""
+        """This is a good place to send requests to. In some other states `submit` takes them too: see
+        `runtime.readiness`."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing will be served again, and nobody has asked for that."""
         ...
 
     @property
@@ -90,12 +97,13 @@ class EngineLink(Protocol):
         """Ends a request that its client has left, without further events. Does nothing for a uid that is not live."""
         ...
 
-    def abandon(self, uid: int) -> None:
-        """Like `abort`, for a request whose stream the front has failed: it counts as failed."""
+    def abandon(self, uid: int, error: OutriderError) -> None:
+        """Like `abort`, for a request whose stream the front has failed: it counts as failed. error: what its client is
+        told."""
         ...
 
     def add_state_listener(self, listener: Callable[[bool], None]) -> None:
-        """Calls `listener` with `is_serving` after each change of it."""
+        """Calls `listener` with `is_serving` after each change of it or of `has_ended`."""
         ...
 
     def status(self) -> EngineStatus: ...

@@ -2,14 +2,22 @@
 
 OutriderError
 ├── InvalidRequest      INVALID_ARGUMENT     a field is wrong; names it and the remedy
+├── Unauthenticated     UNAUTHENTICATED      nobody that we know has called
+├── Forbidden           PERMISSION_DENIED    the caller may not do that
 ├── UnknownModel        NOT_FOUND            another model is served here
 ├── DuplicateRequest    ALREADY_EXISTS       the request id is live
 ├── Overloaded          RESOURCE_EXHAUSTED   the queue is full
+├── MessageTooLong      RESOURCE_EXHAUSTED   the message has more bytes than are read
+├── OverQuota           RESOURCE_EXHAUSTED   the caller's own limit is reached
+├── LateRequest         DEADLINE_EXCEEDED    the call began, and its message did not come
 ├── SlowReader          RESOURCE_EXHAUSTED   the client left too much unread
 ├── Unavailable         UNAVAILABLE          not ready, draining, or the worker was lost
 ├── StaleRevision       ABORTED              the policy changed since the caller read it
 ├── AbortedByOperator   ABORTED              an operator ended the request
+├── AbortedByCaller     CANCELLED            the caller ended the request, before or after it came
 ├── MissingFeature      FAILED_PRECONDITION  needs something that this server does not have; names it
+├── RefusedSettings     FAILED_PRECONDITION  a new configuration cannot be used; the one before stays
+├── NotServed           UNIMPLEMENTED        no server of this version does that; names it
 └── InternalError       INTERNAL             our bug
 
 gRPC itself answers a message past its limit (see bounds.py) with RESOURCE_EXHAUSTED, before any of this is asked.
@@ -35,6 +43,14 @@ class InvalidRequest(OutriderError):
         self.problem = problem
 
 
+class Unauthenticated(OutriderError):
+    code = "UNAUTHENTICATED"
+
+
+class Forbidden(OutriderError):
+    code = "PERMISSION_DENIED"
+
+
 class UnknownModel(OutriderError):
     code = "NOT_FOUND"
 
@@ -45,6 +61,24 @@ class DuplicateRequest(OutriderError):
 
 class Overloaded(OutriderError):
     code = "RESOURCE_EXHAUSTED"
+
+
+class MessageTooLong(OutriderError):
+    code = "RESOURCE_EXHAUSTED"
+
+
+class OverQuota(OutriderError):
+    """retry_after_s: when another try may succeed; None where nobody can tell."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, text: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class LateRequest(OutriderError):
+    code = "DEADLINE_EXCEEDED"
 
 
 class SlowReader(OutriderError):
@@ -63,8 +97,20 @@ class AbortedByOperator(OutriderError):
     code = "ABORTED"
 
 
+class AbortedByCaller(OutriderError):
+    code = "CANCELLED"
+
+
 class MissingFeature(OutriderError):
     code = "FAILED_PRECONDITION"
+
+
+class RefusedSettings(OutriderError):
+    code = "FAILED_PRECONDITION"
+
+
+class NotServed(OutriderError):
+    code = "UNIMPLEMENTED"
 
 
 class InternalError(OutriderError):

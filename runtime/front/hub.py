@@ -16,10 +16,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 
-from configs.schema import ServerSettings
 from runtime.events import ErrorEvent, TokenEvent, Verdict
 from runtime.front.errors import InternalError, OutriderError, SlowReader
+from runtime.in_force import SettingsInForce
 from runtime.request import Finish, FinishReason, Round, Usage
 from runtime.stream.text_stream import Delta, TextStream
 from workers.demands import TokenLogprob
@@ -37,8 +39,10 @@ class OutputStream:
     bell: rung when there is something to take. Streams with the same reader may share one.
     """
 
-    def __init__(self, text: TextStream, *, pace: Pace, max_unread: int, whole: bool, bell: asyncio.Event) -> None:
-        """max_unread: tokens that may wait. whole: hand out nothing before the end, and then all of it."""
+    def __init__(
+        self, text: TextStream, *, pace: Pace, max_unread: Callable[[], int], whole: bool, bell: asyncio.Event
+    ) -> None:
+        """max_unread: tells how many tokens may wait. whole: hand out nothing before the end, and then all of it."""
         self._text = text
         self._pace = pace
         self._max_unread = max_unread
@@ -69,6 +73,11 @@ class OutputStream:
         return self._is_ready
 
     @property
+    def num_completed(self) -> int:
+        """Tokens of output that have come, taken or not."""
+        return self._usage.completion
+
+    @property
     def has_failed(self) -> bool:
         """An error has come, and `take` raises it: nothing is unread."""
         return self._error is not None and not self._token_ids
@@ -91,9 +100,10 @@ class OutputStream:
         if self.is_over or (self._token_ids and not self._whole):
             self._ring()
         # One event, and the last one, may be of any size: neither shows that the reader is slow.
-        if num_before and not self.is_over and not self._whole and self._num_unread > self._max_unread:
+        max_unread = self._max_unread()
+        if num_before and not self.is_over and not self._whole and self._num_unread > max_unread:
             raise SlowReader(
-                f"{self._num_unread} tokens are unread and {self._max_unread} may be; "
+                f"{self._num_unread} tokens are unread and {max_unread} may be; "
                 "read faster, or ask for the whole with stream=false"
             )
         stop = delta.finish is not None and delta.finish.reason is FinishReason.STOP_STRING
@@ -154,11 +164,12 @@ class OutputStream:
 
 
 class Pace:
-    """How far apart the frames of one stream are: at once while few streams are open, `distance_s` while many are."""
+    """How far apart the frames of one stream are: at once while few streams are open, what `distance_s` tells while
+    many are."""
 
     def __init__(
         self,
-        distance_s: float,
+        distance_s: Callable[[], float],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -170,18 +181,36 @@ class Pace:
 
     async def keep_distance(self, last_s: float) -> None:
         """Returns when the next frame after one at `last_s` may go."""
-        wait_s = last_s + self._distance_s - self.clock()
+        wait_s = last_s + self._distance_s() - self.clock()
         if self.num_streams > BUSY_STREAMS and wait_s > 0:
             await self._sleep(wait_s)
+
+
+Abandon = Callable[[int, OutriderError], None]
+"""Lets go of a sequence, by uid, whose stream has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A stream that is open. context: of the call that it is of."""
+
+    stream: OutputStream
+    abort: Abandon
+    context: Context
 
 
 class StreamHub:
     """The EventSink of the front: finds each event's stream by uid, and answers verdicts at once."""
 
-    def __init__(self, settings: ServerSettings, pace: Pace | None = None) -> None:
-        self._max_unread = settings.max_frame_tokens_unread
-        self._pace = pace or Pace(settings.coalesce_ms / 1000)
-        self._streams: dict[int, tuple[OutputStream, Callable[[int], None]]] = {}
+    def __init__(self, settings: SettingsInForce, pace: Pace | None = None) -> None:
+        self._settings = settings
+        self._pace = pace or Pace(lambda: settings.now.server.coalesce_ms / 1000)
+        self._streams: dict[int, _Entry] = {}
+
+    @property
+    def num_streams(self) -> int:
+        """Sequences whose streams are open."""
+        return len(self._streams)
 
     @contextmanager
     def stream(
@@ -189,19 +218,20 @@ class StreamHub:
         uid: int,
         text: TextStream,
         *,
-        abort: Callable[[int], None],
+        abort: Abandon,
         whole: bool = False,
         bell: asyncio.Event | None = None,
     ) -> Iterator[OutputStream]:
         """The stream of a sequence, taken up before its request is submitted and dropped on leaving.
 
-        abort: called with the uid when the stream fails here and the engine is to let go of the sequence.
+        abort: called with the uid and the error when the stream fails here and the engine is to let go of the sequence.
         whole, bell: see OutputStream; without a bell it has one of its own.
         """
         stream = OutputStream(
-            text, pace=self._pace, max_unread=self._max_unread, whole=whole, bell=bell or asyncio.Event()
+            text, pace=self._pace, max_unread=self._most_unread, whole=whole, bell=bell or asyncio.Event()
         )
-        self._streams[uid] = stream, abort
+        # What the log is told of the stream later bears the names that the log knows of the call now.
+        self._streams[uid] = _Entry(stream, abort, copy_context())
         self._pace.num_streams = len(self._streams)
         try:
             yield stream
@@ -214,37 +244,42 @@ class StreamHub:
         verdicts: list[Verdict] = []
         for event in events:
             # A stream that is gone (its client left) or over wants no more: its sequence may stop.
-            stream, abort = self._streams.get(event.uid, (None, None))
+            entry = self._streams.get(event.uid)
             if isinstance(event, ErrorEvent):
-                if stream is not None:
-                    stream.fail(_visible(event))
+                if entry is not None:
+                    entry.stream.fail(entry.context.run(_visible, event))
                 continue
             verdict = None
-            if stream is not None and abort is not None and not stream.is_over:
-                verdict = self._add(stream, event, abort)
+            if entry is not None and not entry.stream.is_over:
+                verdict = entry.context.run(self._add, entry, event)
             if event.needs_verdict:
                 verdicts.append(verdict or Verdict(uid=event.uid, stop=False, gone=True))
         return verdicts
 
     def fail_all(self, error: OutriderError) -> None:
         """Ends every open stream with an error and aborts its request."""
-        for uid, (stream, abort) in list(self._streams.items()):
-            if not stream.is_over:
-                stream.fail(error)
-                abort(uid)
+        for uid, entry in list(self._streams.items()):
+            if not entry.stream.is_over:
+                entry.stream.fail(error)
+                entry.abort(uid, error)
 
-    def _add(self, stream: OutputStream, event: TokenEvent, abort: Callable[[int], None]) -> Verdict | None:
-        """None where the stream fails on it."""
+    def _most_unread(self) -> int:
+        return self._settings.now.server.max_frame_tokens_unread
+
+    def _add(self, entry: _Entry, event: TokenEvent) -> Verdict:
+        """That the stream is gone where it fails on the event."""
+        failure: OutriderError
         try:
-            return stream.add(event)
+            return entry.stream.add(event)
         except SlowReader as error:
-            stream.fail(error)
+            failure = error
         except Exception:  # one bad stream must not take the others' step down with it
             log.exception("stream of uid %d failed", event.uid)
-            stream.fail(InternalError("the output could not be turned into text; the server's log says why"))
+            failure = InternalError("the output could not be turned into text; the server's log says why")
+        entry.stream.fail(failure)
         # Not from inside the engine's own call.
-        asyncio.get_running_loop().call_soon(abort, event.uid)
-        return None
+        asyncio.get_running_loop().call_soon(entry.abort, event.uid, failure)
+        return Verdict(uid=event.uid, stop=False, gone=True, error=failure)
 
 
 def _visible(event: ErrorEvent) -> OutriderError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import threading
@@ -16,13 +17,17 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from configs.schema import ServeSettings
 from runtime.front.errors import Unavailable
-from runtime.status import EngineStatus
+from runtime.status import Moment
 from runtime.telemetry import EngineCollector
 from workers.address import join_address
 
 log = logging.getLogger(__name__)
 
 PATH = "/metrics"
+
+TEXT = "text/plain;version=0.0.4"
+"""The one format that is spoken, whatever a scraper prefers: in OpenMetrics the library writes names of samples without
+their colons (vllm_num_requests_running), and nobody would find them."""
 
 LOOK_TIMEOUT_S = 5.0
 """How long a scrape waits for the engine's loop; one that stands still longer gives the scrape an error."""
@@ -39,6 +44,9 @@ def metrics_endpoint(settings: ServeSettings) -> tuple[str, int | None]:
 
 SILENCE_S = 10.0
 """How long a connection may say nothing, or take nothing, before it is closed."""
+
+CONNECTION_S = 20.0
+"""How long a connection may last, however often it says a little."""
 
 MAX_CONNECTIONS = 16
 """Answered at a time; more wait to be accepted."""
@@ -73,9 +81,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        limit = threading.Timer(CONNECTION_S, _cut_off, [request])
+        limit.daemon = True
+        limit.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            limit.cancel()
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -91,10 +103,15 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_close()
 
 
+def _cut_off(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 def _only_metrics(app: WSGIApplication) -> WSGIApplication:
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] == PATH:
-            return app(environ, start_response)
+            return app({**environ, "HTTP_ACCEPT": TEXT}, start_response)
         start_response("404 Not Found", [("Content-Type", "text/plain")])
         return [f"metrics are at {PATH}\n".encode()]
 
@@ -104,10 +121,10 @@ def _only_metrics(app: WSGIApplication) -> WSGIApplication:
 class MetricsServer:
     """GET /metrics, in the Prometheus text format.
 
-    look: a moment of the engine; called on the event loop in which `start` was, whoever scrapes.
+    look: a moment of the server; called on the event loop in which `start` was, whoever scrapes.
     """
 
-    def __init__(self, settings: ServeSettings, look: Callable[[], EngineStatus]) -> None:
+    def __init__(self, settings: ServeSettings, look: Callable[[], Moment]) -> None:
         assert settings.model.served_name is not None, "settings without a served name"
         self._host, self._port = metrics_endpoint(settings)
         self._model_name = settings.model.served_name
@@ -126,10 +143,10 @@ class MetricsServer:
             return
         loop = asyncio.get_running_loop()
 
-        async def look() -> EngineStatus:
+        async def look() -> Moment:
             return self._look()
 
-        def look_from_thread() -> EngineStatus:
+        def look_from_thread() -> Moment:
             try:
                 return asyncio.run_coroutine_threadsafe(look(), loop).result(LOOK_TIMEOUT_S)
             except RuntimeError as error:  # the loop is closed

@@ -5,9 +5,7 @@ Fields that no message of an operator knows are refused by `convert.refuse_unkno
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Iterator, Sequence
 
 from outrider.v1 import inference_pb2, operator_pb2
 from runtime.front.convert import MAX_REQUEST_ID_CHARS
@@ -16,7 +14,7 @@ from runtime.front.policy_messages import policy_state_message, speculation_mess
 from runtime.front.replies import usage_message
 from runtime.live import EarlyEnd, RequestState, RequestStatus
 from runtime.statistics import EngineStatistics, RankUse
-from runtime.status import EngineStatus, ServerState
+from runtime.status import EngineStatus, FrontStatus, Losses, ServerState
 from workers.plan import WorkerDescription
 
 DEFAULT_LISTED = 1000
@@ -27,6 +25,8 @@ MAX_ABORTED = 1000
 
 _SERVER_STATES = {
     ServerState.SERVING: operator_pb2.SERVER_STATE_SERVING,
+    ServerState.STALLED: operator_pb2.SERVER_STATE_STALLED,
+    ServerState.WITHDRAWING: operator_pb2.SERVER_STATE_WITHDRAWING,
     ServerState.DRAINING: operator_pb2.SERVER_STATE_DRAINING,
     ServerState.RECOVERING: operator_pb2.SERVER_STATE_RECOVERING,
     ServerState.STOPPING: operator_pb2.SERVER_STATE_STOPPING,
@@ -36,19 +36,6 @@ _REQUEST_STATES = {
     RequestState.PREFILLING: operator_pb2.REQUEST_STATE_PREFILLING,
     RequestState.DECODING: operator_pb2.REQUEST_STATE_DECODING,
 }
-_DISTRIBUTIONS = {"outrider": "outrider", "grpc": "grpcio", "ray": "ray", "torch": "torch"}
-"""What is reported, and the name it is installed by."""
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions of this server and of what it stands on, without loading any; what is not installed is left out."""
-    versions = {"python": platform.python_version()}
-    for name, distribution in _DISTRIBUTIONS.items():
-        try:
-            versions[name] = metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def limit_of(message: operator_pb2.ListRequestsRequest) -> int:
@@ -82,16 +69,16 @@ def state_message(state: ServerState) -> operator_pb2.ServerState:
 
 
 def status_message(
-    status: EngineStatus, *, model: inference_pb2.GetModelResponse, versions: Mapping[str, str]
+    status: EngineStatus, front: FrontStatus, *, model: inference_pb2.GetModelResponse
 ) -> operator_pb2.GetStatusResponse:
-    """All of a status. model, versions: what the engine does not know of itself."""
+    """All of a status. model: what the engine does not know of itself."""
     tp = status.mesh.tp
     return operator_pb2.GetStatusResponse(
         state=state_message(status.state),
         outage=status.outage,
         uptime_s=status.uptime_s,
         model=model,
-        versions=versions,
+        versions=front.versions,
         ranks=_rank_messages(status),
         batches=[
             _batch_message(use, status.ranks[dp_rank * tp : (dp_rank + 1) * tp])
@@ -102,8 +89,9 @@ def status_message(
         policy=policy_state_message(status.policy, fallback=status.speculation.fallback),
         step=status.step,
         epoch=status.epoch,
-        counters=counters_message(status.statistics),
+        counters=counters_message(status.statistics, status.losses, front),
         speculation=speculation_message(status.speculation, status.statistics),
+        open_calls=front.open_calls,
     )
 
 
@@ -142,7 +130,7 @@ def _batch_message(use: RankUse, ranks: Sequence[WorkerDescription]) -> operator
     )
 
 
-def counters_message(statistics: EngineStatistics) -> operator_pb2.Counters:
+def counters_message(statistics: EngineStatistics, losses: Losses, front: FrontStatus) -> operator_pb2.Counters:
     timings, requests = statistics.timings, statistics.requests
     return operator_pb2.Counters(
         steps=statistics.steps,
@@ -169,6 +157,9 @@ def counters_message(statistics: EngineStatistics) -> operator_pb2.Counters:
         failed=requests.ended.get(EarlyEnd.FAILED, 0),
         refused=sum(requests.refused.values()),
         prompt_tokens=requests.prompt_tokens,
+        errors=front.errors,
+        rank_losses=losses.count,
+        outage_s=losses.seconds,
     )
 
 

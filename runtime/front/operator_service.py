@@ -6,29 +6,43 @@ Whatever an operator changes is logged with the peer that asked for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 
 from outrider.v1 import operator_pb2, operator_pb2_grpc
-from runtime.audit import AUDIT
+from runtime.access.identity import CALLER
+from runtime.audit import audit, named
 from runtime.front import operator_messages, policy_messages
 from runtime.front.convert import refuse_unknown_fields
 from runtime.front.engine_link import EngineLink
 from runtime.front.policy_watch import PolicyWatches
 from runtime.front.replies import model_message
 from runtime.front.status import Context, answering
+from runtime.reload import Reloaded
+from runtime.status import FrontStatus
 from runtime.verification.policy import PolicyState
 
 MAX_LOGGED_IDS = 20
 
 
 class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
-    """One instance per server. model_name, version: as clients are told them."""
+    """One instance per server. look: a moment of the front. reload: reads the configuration again, for whom it is
+    given. model_name, version: as clients are told them."""
 
-    def __init__(self, engine: EngineLink, *, model_name: str, version: str) -> None:
+    def __init__(
+        self,
+        engine: EngineLink,
+        look: Callable[[], FrontStatus],
+        reload: Callable[[str], Awaitable[Reloaded]],
+        *,
+        model_name: str,
+        version: str,
+    ) -> None:
         self._engine = engine
+        self._look = look
+        self._reload = reload
         self._model_name = model_name
         self._version = version
-        self._versions = operator_messages.installed_versions()
         self._watches = PolicyWatches(engine.policies)
         self._setting: set[asyncio.Task[PolicyState]] = set()
 
@@ -77,10 +91,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             refuse_unknown_fields(message)
             policy = policy_messages.shadow_of(message)
             shadow = self._engine.policies.set_shadow(policy)
-            if policy is None:
-                AUDIT.info("%s ended the shadow policy", context.peer())
-            else:
-                AUDIT.info("%s set shadow policy %s", context.peer(), policy)
+            told = "ended the shadow policy" if policy is None else f"set shadow policy {policy}"
+            audit("SetShadowPolicy", told, peer=context.peer(), policy=None if policy is None else str(policy))
             reply.CopyFrom(policy_messages.shadow_message(shadow))
         return reply
 
@@ -103,7 +115,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             refuse_unknown_fields(message)
             status = self._engine.status()
             model = model_message(self._engine.description, status.mesh, self._model_name, self._version)
-            reply.CopyFrom(operator_messages.status_message(status, model=model, versions=self._versions))
+            reply.CopyFrom(operator_messages.status_message(status, self._look(), model=model))
         return reply
 
     async def ListRequests(
@@ -124,11 +136,12 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             status = self._engine.status()
             reply.state = operator_messages.state_message(status.state)
             reply.running, reply.waiting = status.statistics.running, status.statistics.waiting
-            AUDIT.info(
-                "%s drains: new requests are refused, %d running and %d waiting ones go on",
-                context.peer(),
-                reply.running,
-                reply.waiting,
+            audit(
+                "Drain",
+                f"drains: new requests are refused, {reply.running} running and {reply.waiting} waiting ones go on",
+                peer=context.peer(),
+                running=reply.running,
+                waiting=reply.waiting,
             )
         return reply
 
@@ -138,7 +151,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             refuse_unknown_fields(message)
             self._engine.resume()
             state = self._engine.status().state
-            AUDIT.info("%s ended the drain: the server is %s", context.peer(), state.value)
+            audit("Resume", f"ended the drain: the server is {state.value}", peer=context.peer(), state=state.value)
             reply.state = operator_messages.state_message(state)
         return reply
 
@@ -147,8 +160,13 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         async with answering(context):
             refuse_unknown_fields(message)
             found = self._engine.abort_by_id(operator_messages.request_ids_of(message))
-            if found.aborted:
-                AUDIT.info("%s aborted %d requests: %s", context.peer(), len(found.aborted), _some_of(found.aborted))
+            audit(
+                "Abort",
+                f"aborted {len(found.aborted)} requests: {_some_of(found.aborted) or 'none is live'}",
+                peer=context.peer(),
+                aborted=found.aborted[:MAX_LOGGED_IDS],
+                unknown=found.unknown[:MAX_LOGGED_IDS],
+            )
             reply.aborted.extend(found.aborted)
             reply.unknown.extend(found.unknown)
         return reply
@@ -160,23 +178,42 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         async with answering(context):
             refuse_unknown_fields(message)
             report = await self._engine.check_integrity()
-            for violation in report.violations:
-                AUDIT.error("%s had the state checked: %s", context.peer(), violation)
+            audit(
+                "CheckIntegrity",
+                f"had the state checked: {'; '.join(report.violations) or 'all invariants hold'}",
+                peer=context.peer(),
+                level=logging.ERROR if report.violations else logging.INFO,
+                violations=report.violations,
+            )
             reply.violations.extend(report.violations)
             reply.ranks_checked = report.ranks_checked
+        return reply
+
+    async def Reload(self, message: operator_pb2.ReloadRequest, context: Context) -> operator_pb2.ReloadResponse:
+        reply = operator_pb2.ReloadResponse()
+        async with answering(context):
+            refuse_unknown_fields(message)
+            reloaded = await self._reload(context.peer())
+            reply.applied.extend(reloaded.applied)
+            for key, reason in reloaded.held_back.items():
+                reply.held_back.add(key=key, reason=reason)
         return reply
 
     async def _set_policy(self, message: operator_pb2.SetVerificationPolicyRequest, peer: str) -> PolicyState:
         policy, priority = policy_messages.change_of(message)
         expected = message.expected_revision if message.HasField("expected_revision") else None
-        state = await self._engine.policies.set(policy, expected, priority=priority, set_by=peer)
-        AUDIT.info(
-            "%s set policy %s%s: revision %d from step %d",
-            peer,
-            "as of the others" if policy is None else policy,
-            "" if priority is None else f" for priority {priority}",
-            state.revision,
-            state.effective_step,
+        by = named(CALLER.get(), peer)
+        state = await self._engine.policies.set(policy, expected, priority=priority, set_by=by)
+        what = "as of the others" if policy is None else str(policy)
+        whose = "" if priority is None else f" for priority {priority}"
+        audit(
+            "SetVerificationPolicy",
+            f"set policy {what}{whose}: revision {state.revision} from step {state.effective_step}",
+            peer=peer,
+            policy=what,
+            priority=priority,
+            revision=state.revision,
+            step=state.effective_step,
         )
         return state
 

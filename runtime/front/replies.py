@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from outrider.v1 import inference_pb2, types_pb2
 from parallel.mesh import Mesh
 from runtime.request import Finish, FinishReason, Request, Round, Usage
@@ -41,14 +38,6 @@ def frame_of(
         lossy_verification=types_pb2.VERIFICATION_TYPICAL if is_lossy else None,
         total=None if total is None else usage_message(total),
     )
-
-
-def total_of(usages: Sequence[Usage]) -> Usage:
-    """Of all sequences of a request, in order of index. Sums, but for what they share: the prompt, what of it was
-    cached, and the request's seed, which are those of the first."""
-    first = usages[0]
-    sums = {name: sum(getattr(usage, name) for usage in usages) for name in Usage.__slots__}
-    return replace(Usage(**sums), prompt=first.prompt, cached=first.cached, seed=first.seed)
 
 
 def usage_message(usage: Usage) -> types_pb2.Usage:

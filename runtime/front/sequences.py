@@ -12,20 +12,28 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from runtime.front.hub import OutputStream, StreamHub
-from runtime.front.replies import total_of
-from runtime.request import Usage
+from runtime.front.hub import Abandon, OutputStream, StreamHub
+from runtime.request import Usage, total_of
 from runtime.stream.text_stream import Delta, TextStream
 
 
 class SequenceStreams:
     """Of one request with its sequences in order of index. Read by one writer, on the hub's event loop."""
 
-    def __init__(self, streams: Sequence[OutputStream], bell: asyncio.Event, *, whole: bool) -> None:
-        """bell: the one that all of them ring."""
+    def __init__(
+        self,
+        streams: Sequence[OutputStream],
+        bell: asyncio.Event,
+        *,
+        whole: bool,
+        on_tokens: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """bell: the one that all of them ring. on_tokens: hears how many tokens of output each delta brings, and at the
+        end how many came besides."""
         self._streams = streams
         self._bell = bell
         self._whole = whole
+        self._on_tokens = on_tokens
         # In the order in which they are looked at: who has been read goes to the end.
         self._turns = list(range(len(streams)))
         self._usages = [Usage(prompt=0) for _ in streams]
@@ -53,11 +61,17 @@ class SequenceStreams:
             self._bell.clear()
             await self._bell.wait()
         delta = await self._streams[place].take()
+        self._on_tokens(delta.usage.completion - self._usages[place].completion)
         self._usages[place] = delta.usage
         self._turns.remove(place)
         if delta.finish is None:
             self._turns.append(place)
         return place, delta
+
+    def settle(self) -> None:
+        """Tells `on_tokens` of what has come and will never be taken: the reader leaves."""
+        for place, stream in enumerate(self._streams):
+            self._on_tokens(stream.num_completed - self._usages[place].completion)
 
     def _next(self) -> int | None:
         """Whose turn it is; None while nobody has anything."""
@@ -75,11 +89,18 @@ class SequenceStreams:
 
 @contextmanager
 def open_sequences(
-    hub: StreamHub, first_uid: int, texts: Sequence[TextStream], *, abort: Callable[[int], None], whole: bool
+    hub: StreamHub,
+    first_uid: int,
+    texts: Sequence[TextStream],
+    *,
+    abort: Abandon,
+    whole: bool,
+    on_tokens: Callable[[int], None] = lambda _: None,
 ) -> Iterator[SequenceStreams]:
     """The streams of a request, taken up before it is submitted and dropped on leaving.
 
-    texts: one per sequence; their uids go from `first_uid` on. abort: see StreamHub.stream.
+    texts: one per sequence; their uids go from `first_uid` on. abort: see StreamHub.stream. on_tokens: as in
+    SequenceStreams.
     """
     bell = asyncio.Event()
     with ExitStack() as stack:
@@ -87,4 +108,8 @@ def open_sequences(
             stack.enter_context(hub.stream(first_uid + index, text, abort=abort, whole=whole, bell=bell))
             for index, text in enumerate(texts)
         ]
-        yield SequenceStreams(streams, bell, whole=whole)
+        sequences = SequenceStreams(streams, bell, whole=whole, on_tokens=on_tokens)
+        try:
+            yield sequences
+        finally:
+            sequences.settle()

@@ -62,6 +62,11 @@ class Tokenizer:
         self._encoders = ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode")
         self._giants_encoder = ThreadPoolExecutor(1, thread_name_prefix="encode-giant")
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be rendered."""
+        return self._template is not None
+
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
         """Reads `tokenizer.json` and, where there are some, `tokenizer_config.json` and `chat_template.jinja` of a

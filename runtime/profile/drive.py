@@ -47,7 +47,7 @@ class SyntheticLoad:
     def __init__(self, group: LoadedGroup, settings: ServeSettings) -> None:
         """Raises ValueError when the step size does not suit the ranks."""
         self.group = group
-        self._books = Books(_Nobody(), max_waiting=2**31, clock=time.monotonic)
+        self._books = Books(_Nobody(), max_waiting=lambda: 2**31, clock=time.monotonic)
         self.life: Life = begin_life(group, self._books.queue, settings, None, now_s=0.0)
         self._books.adopt(self.life)
         self._link, self._dp = group.link, group.mesh.dp

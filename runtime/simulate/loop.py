@@ -88,7 +88,7 @@ class Simulation:
         store.check(policy)
         self.planner = PolicyPlanner(store, speculation, capacity=scenario.dp * traffic.sequences)
         self.planner.use_profile(scenario.believed, status)
-        self.books = Books(_Nobody(), max_waiting=2**31, clock=self.clock)
+        self.books = Books(_Nobody(), max_waiting=lambda: 2**31, clock=self.clock)
         self._life = begin_life(self.group, self.books.queue, settings, None, now_s=0.0)
         self.books.adopt(self._life)
         self._arrivals = Arrivals(traffic, dp=scenario.dp, seed=scenario.seed)

@@ -34,6 +34,11 @@ class Detokenizer(Protocol):
         """Ends the text: returns what was held back, incomplete characters as U+FFFD."""
         ...
 
+    def num_revealed(self, token_id: int) -> int:
+        """Of the characters that a push of this token would return, those that are of the tokens before it alone: what
+        was held back as the beginning of a character, and turns out to be none."""
+        ...
+
 
 class Vocabulary:
     """What tokens say, shared by all sequences. Makes the detokenizer that fits the tokenizer's decoder."""
@@ -87,6 +92,14 @@ class ByteDetokenizer:
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
 
+    def num_revealed(self, token_id: int) -> int:
+        held, _ = self._utf8.getstate()
+        first = self._token_bytes(token_id)[:1]
+        if not held or not first:
+            return 0
+        # The decoder holds back a little more than beginnings of characters: of a surrogate, two bytes.
+        return 0 if _begins_char(held + first) else len(held.decode(errors="replace"))
+
 
 class WindowDetokenizer:
     """Detokenizer over `Tokenizer.decode`, for decoders whose text depends on the token before.
@@ -120,12 +133,30 @@ class WindowDetokenizer:
     def finish(self) -> str:
         return self._publish(self._vocabulary.decode(self._context + self._pending)) if self._pending else ""
 
+    def num_revealed(self, token_id: int) -> int:
+        if not self._num_waits or self._vocabulary.is_special(token_id):
+            return 0
+        held = self._vocabulary.decode(self._context + self._pending)
+        text = self._vocabulary.decode([*self._context, *self._pending, token_id])
+        # Another byte may go on with the character; what is no byte does not.
+        stays = text.startswith(held) and text[len(held) :].strip(REPLACEMENT)
+        return len(held) - len(self._context_text) if stays else 0
+
     def _publish(self, text: str) -> str:
         new_text = text[len(self._context_text) :]
         if new_text:
             self._context, self._pending = self._pending, []
             self._context_text = self._vocabulary.decode(self._context)
         return new_text
+
+
+def _begins_char(data: bytes) -> bool:
+    """Whether two bytes or more are a character of several, or can become one."""
+    size = 2 if data[0] < 0xE0 else 3 if data[0] < 0xF0 else 4
+    try:
+        return len(data.ljust(size, b"\x80").decode()) == 1
+    except UnicodeDecodeError:
+        return False
 
 
 def _byte_level_bytes(token: str) -> bytes:

@@ -78,7 +78,7 @@ class TextStream:
         for position, token_id in enumerate(event.tokens):
             self._num_tokens += 1
             piece.token_ids.append(token_id)
-            piece.offsets.append(self._num_chars)
+            self._note_offset(piece, token_id)
             if position < num_spoken:
                 piece.texts.append(self._say(self._detokenizer.push(token_id), is_searched=position < num_searched))
             if self._matcher.matched is not None:
@@ -96,10 +96,16 @@ class TextStream:
         piece = _Piece()
         for token_id in prompt:
             piece.token_ids.append(token_id)
-            piece.offsets.append(self._num_chars)
+            self._note_offset(piece, token_id)
             piece.texts.append(self._detokenizer.push(token_id))
             self._num_chars += len(piece.texts[-1])
         return piece
+
+    def _note_offset(self, piece: _Piece, token_id: int) -> None:
+        """Where the token begins that comes next: behind what was held back of those before it, unless it completes
+        that character."""
+        if self._report.offsets:
+            piece.offsets.append(self._num_chars + self._detokenizer.num_revealed(token_id))
 
     def _say(self, text: str, *, is_searched: bool) -> str:
         """What of new text may be published."""
@@ -127,7 +133,7 @@ class TextStream:
             rounds=_cut_rounds(event.rounds, kept),
             logprobs=event.logprobs[:kept],
             prompt_logprobs=event.prompt_logprobs,
-            offsets=(*echo.offsets, *piece.offsets) if self._report.offsets else (),
+            offsets=(*echo.offsets, *piece.offsets),
             finish=finish,
         )
 

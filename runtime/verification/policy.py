@@ -268,6 +268,12 @@ class PolicyStore:
         self.announce()
         return self.state
 
+    def replace(self, state: PolicyState) -> None:
+        """Puts a whole state in force, of a higher revision; priorities have the policies that it names."""
+        assert state.revision > self.state.revision, f"revision {state.revision} follows {self.state.revision}"
+        self.state = replace(state, num_changes=self.state.num_changes + 1)
+        self.announce()
+
     def fit(self, gamma_max: int, *, effective_step: int, now: float) -> None:
         """Takes the limit of a worker that came back. Policies beyond it are lowered, under a new revision; what an
         earlier limit lowered stays so."""

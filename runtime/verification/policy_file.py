@@ -76,9 +76,17 @@ class PolicyFile:
 
     def save(self, state: PolicyState) -> None:
         """Replaces the file, and returns when that would outlast a loss of power. A state that is older than the one
-        written last is let go: saves from several threads may overtake each other. Raises OSError."""
+        written last is let go: saves from several threads may overtake each other, and so may those of a server that
+        runs beside this one for a while, as in a rolling restart. Raises OSError."""
         with self._turn:
             if state.revision < self._revision:
+                return
+            kept = self._kept_by_another()
+            if kept is not None and kept.revision > state.revision:
+                log.warning(
+                    "%s: another server keeps policy revision %d there; this one's, %d, is in force and not kept",
+                    *(self.path, kept.revision, state.revision),
+                )
                 return
             replace_text(self.path, _text_of(state), lasting=True)
             self._revision = state.revision
@@ -103,6 +111,13 @@ class PolicyFile:
             return False
         return True
 
+    def _kept_by_another(self) -> PolicyState | None:
+        """What is in the file, where there is one that can be read."""
+        try:
+            return _state_of(self.path.read_text(encoding="utf-8")) if self.path.is_file() else None
+        except (OSError, ValueError, RecursionError):
+            return None
+
     def _set_aside(self, problem: str) -> None:
         aside = _free_name(self.path)
         try:
@@ -118,6 +133,19 @@ def choose(kept: PolicyState | None, configured: PolicyState) -> PolicyState:
     return configured if kept is None or kept.revision < configured.revision else kept
 
 
+def configured_state(
+    speculation: SpeculationSettings, gamma_max: int, *, effective_step: int, now: float
+) -> PolicyState:
+    """What the settings ask for. gamma_max: the worker's; what is beyond it is lowered. now: Unix time."""
+    return PolicyState(
+        policy=initial_policy(speculation, gamma_max),
+        revision=speculation.revision,
+        effective_step=effective_step,
+        set_by=BY_SETTINGS,
+        set_at=now,
+    )
+
+
 def state_at_start(
     speculation: SpeculationSettings, gamma_max: int, *, file: PolicyFile | None, now: float
 ) -> PolicyState:
@@ -125,13 +153,7 @@ def state_at_start(
 
     gamma_max: the worker's; what is beyond it is lowered. file: None for a server that keeps no policy. now: Unix time.
     """
-    configured = PolicyState(
-        policy=initial_policy(speculation, gamma_max),
-        revision=speculation.revision,
-        effective_step=1,
-        set_by=BY_SETTINGS,
-        set_at=now,
-    )
+    configured = configured_state(speculation, gamma_max, effective_step=1, now=now)
     kept = None if file is None else file.load()
     chosen = choose(kept, configured)
     if file is None or kept is None:

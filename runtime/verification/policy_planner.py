@@ -52,12 +52,12 @@ NO_PROFILE = ProfileStatus(state=ProfileState.MISSING, detail="no hardware profi
 class PolicyPlanner:
     """A `StepPlanner` under the policies of a store.
 
-    capacity: sequences that may run at once, of all data-parallel ranks.
+    capacity: sequences that may run at once, of all data-parallel ranks. settings: may be replaced between two steps.
     """
 
     def __init__(self, store: PolicyStore, settings: SpeculationSettings, *, capacity: int) -> None:
         self._store = store
-        self._settings = settings
+        self.settings = settings
         self._capacity = capacity
         self.history = History(store.gamma_max, capacity=capacity)
         self._residuals = Residuals(self._store.gamma_max)
@@ -125,7 +125,7 @@ class PolicyPlanner:
         rules = Rules.of(
             self._store.state,
             self._store.gamma_max,
-            fallback=None if costs is not None else self._settings.gamma,
+            fallback=None if costs is not None else self.settings.gamma,
         )
         in_force = rules.in_force(loads)
         is_planned = any(rule.aim is not None for rule in in_force) and any(
@@ -244,7 +244,7 @@ class PolicyPlanner:
         fallback = self.fallback
         if bool(fallback) != bool(self._told_fallback):
             if fallback:
-                log.warning("the dynamic policy runs as gamma %d: %s", self._settings.gamma, fallback)
+                log.warning("the dynamic policy runs as gamma %d: %s", self.settings.gamma, fallback)
             else:
                 log.info("the dynamic policy plans draft lengths, by %s", self.profile.detail)
             self._told_fallback = fallback
@@ -278,7 +278,7 @@ class PolicyPlanner:
     ) -> Decision:
         steady, question = self._steady_state(step_id, rules, in_force, self._tuner, loads, costs)
         aim = question.aim
-        every = period(self._settings.explore_every, steady, self.history.calibrator.num_reached)
+        every = period(self.settings.explore_every, steady, self.history.calibrator.num_reached)
         explored = exploration(step_id, every, steady, question.gammas[-1], loads)
         if explored is not None and aim.itl_limit_ms is not None:
             busiest = max(1, *question.num_sequences)

@@ -17,7 +17,7 @@ import pytest
 from admission.hosts import planner
 from admission.served import Served
 from fakes.planners import FormulaCosts
-from flow.gtest import g_test, holm_rejects, table_p_values
+from flow.gtest import holm_rejects, pair_p_values, table_p_values
 from oracles.days import by_day
 from oracles.tiny_law import CUTS, PROMPT, VOCAB_SIZE, Stream, exact_law, worker
 
@@ -110,23 +110,7 @@ def sample(num_pairs: int, *, policy: Dynamic, cliffs: Sequence[int], cliff_ms: 
 
 def p_values(pairs: Sequence[Sequence[Stream]]) -> dict[str, float]:
     found = table_p_values([stream for pair in pairs for stream in pair], law(), 1, DEPTH - 1)
-    for mine in range(1, DEPTH - 1):
-        for theirs in (mine, mine + 1):
-            table = product_law(marginal(mine), marginal(theirs))
-            counts = Counter((one[mine], other[theirs]) for one, other in pairs)
-            found[f"token {mine + 1} beside token {theirs + 1}"] = g_test(counts, table)
-    return found
-
-
-def marginal(place: int) -> dict[int, float]:
-    found: dict[int, float] = Counter()  # type: ignore[assignment]
-    for stream, mass in law().items():
-        found[stream[place]] += mass
-    return found
-
-
-def product_law(one: Mapping[int, float], other: Mapping[int, float]) -> dict[tuple[int, int], float]:
-    return {(a, b): p * q for a, p in one.items() for b, q in other.items()}
+    return found | pair_p_values(pairs, law(), 1, DEPTH - 2)
 
 
 def check(num_pairs: int, case: Mapping[str, Any]) -> None:

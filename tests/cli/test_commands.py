@@ -78,7 +78,8 @@ def test_flags_win_over_set_and_set_over_the_file(outrider):
 def test_a_directory_in_place_of_a_settings_file_is_called_one(outrider, tmp_path):
     result = outrider("serve", "--config", str(tmp_path))
     assert result.exit_code == console.EXIT_USAGE
-    assert result.stderr == f"error: {tmp_path}: is a directory; give the path of a YAML file in it\n"
+    told = f"error: {tmp_path}: is a directory without a .yaml file; give the path of a settings file\n"
+    assert result.stderr == told
 
 
 def test_a_step_too_short_for_a_verify_pass_is_refused_before_anything_is_loaded(outrider):

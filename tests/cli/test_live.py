@@ -196,8 +196,8 @@ def test_a_taken_port_is_found_before_anything_is_loaded(server, tmp_path):
     result = outrider("serve", "--launcher", "process", "--port", port, cwd=tmp_path)
     assert result.code == console.EXIT_START
     assert (
-        result.err
-        == f"error: cannot listen on {server.address}: Address already in use; choose another with --host and --port\n"
+        result.err == f"error: cannot listen on {server.address}: Address already in use; choose another with "
+        "server.host and server.port\n"
     )
 
 
@@ -214,7 +214,7 @@ def test_a_server_on_an_ipv6_address_is_found_free_or_taken_and_reached(tmp_path
 def test_a_host_without_an_address_is_named(tmp_path):
     result = outrider("serve", "--launcher", "process", "--host", "300.1.2.3", cwd=tmp_path)
     assert result.code == console.EXIT_START
-    assert re.fullmatch(r"error: cannot listen on '300\.1\.2\.3': .+; give --host an address .+\n", result.err)
+    assert re.fullmatch(r"error: cannot listen on '300\.1\.2\.3': .+; give server\.host an address .+\n", result.err)
 
 
 def test_a_checkpoint_that_cannot_be_loaded_ends_serve_with_the_tensor_named(tmp_path):

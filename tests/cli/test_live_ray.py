@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 import shutil
@@ -67,7 +68,10 @@ def can_trace(folder: Path) -> bool:
 def test_a_stop_signal_is_no_crash(life: Life) -> None:
     assert life.code == 0, life.err
     assert "ready: " in life.out
-    assert re.sub(r"(?m)^(launch|import|weights)\n", "", life.err) == ""
+    said = re.sub(r"(?m)^(launch|import|weights|warm-up)\n", "", life.err).splitlines()
+    levels = {json.loads(line)["level"] for line in said}
+    assert levels <= {"info"}, life.err
+    assert not [name for line in said for name in json.loads(line) if name.startswith("_")], "fields of Ray's own"
 
 
 def test_nobody_outside_the_machine_is_called(life: Life) -> None:

@@ -25,7 +25,7 @@ COMMANDS = [
     *[("policy", "get"), ("policy", "set", "off"), ("policy", "off"), ("status",), ("status", "--json")],
     ("policy", "shadow", "show"),
     *[("requests",), ("requests", "--json"), ("abort", "x"), ("drain",), ("drain", "--no-wait"), ("resume",)],
-    *[("check",), ("top", "--interval-s", "0.1")],
+    *[("reload",), ("check",), ("top", "--interval-s", "0.1")],
 ]
 
 
@@ -219,6 +219,8 @@ async def test_status_shows_a_server_with_its_ranks_pools_and_counters(outrider)
         open_streams(front, "a", "b", "c", max_tokens=20),
     ):
         result = await outrider("status", *at(front.address))
+        for request_id in ("x" * 2000, "a"):
+            await status_of(front.client.call(request_for(request_id=request_id)))
         front.engine.set_serving(False)
         lost = await outrider("status", *at(front.address))
     assert result.exit_code == 0
@@ -244,6 +246,9 @@ async def test_status_shows_a_server_with_its_ranks_pools_and_counters(outrider)
     assert "outage" not in rows
     assert "recovering" in lost.stdout
     assert re.search(r"outage +a rank has ended", lost.stdout)
+    assert "errors" not in rows
+    assert re.search(r"errors .*DuplicateRequest 1, InvalidRequest 1", lost.stdout)
+    assert re.search(r"outages +ranks lost 1 times, \d\.\d s without them", lost.stdout)
     assert re.search(r"1 +– +– +cpu", lost.stdout), "between lives a rank has no place"
 
 

@@ -32,6 +32,7 @@ BEFORE = {
     "commit_s": 0.125,
     "execute_s": 2.5,
     "host_s": 0.5,
+    "errors": {"Overloaded": 2, "InvalidRequest": 3, "Unavailable": 4},
 }
 AFTER = {
     "steps": 14,
@@ -47,6 +48,7 @@ AFTER = {
     "commit_s": 0.15625,
     "execute_s": 3.125,
     "host_s": 0.75,
+    "errors": {"Overloaded": 7, "InvalidRequest": 4, "Unavailable": 4, "Forbidden": 1, "SlowReader": 0},
 }
 PLANNED_BEFORE = {
     "zero_budget_steps": 3,
@@ -76,6 +78,7 @@ RATES = Rates(
     steps=4,
     zero_budget_steps=1,
     prediction=Prediction(predicted_ms=125.0, measured_ms=250.0, error_ms=62.5),
+    errors={"Overloaded": 5, "Forbidden": 1, "InvalidRequest": 1},
     step=StepTimes(total_ms=218.75, target_ms=62.5, draft_ms=31.25, verify_ms=15.625, commit_ms=7.8125, rest_ms=93.75),
 )
 GONE = Failure(address="b:2", message="UNAVAILABLE: gone [b]", code=console.EXIT_UNAVAILABLE)
@@ -101,9 +104,10 @@ def busy(uptime_s: float = 7.0, counters: dict | None = None, **policy: object) 
     ]
     return status(
         uptime_s,
-        AFTER | {"restarts": 2} if counters is None else counters,
+        AFTER | {"restarts": 2, "rank_losses": 3, "outage_s": 4.5} if counters is None else counters,
         state=operator_pb2.SERVER_STATE_DRAINING,
         waiting=4,
+        open_calls=5,
         policy={"policy": {"fixed": {"gamma": 3}}, "revision": 9} | policy,
         speculation=operator_pb2.SpeculationStatus(**PLANNED_AFTER),
         batches=[
@@ -158,7 +162,7 @@ def test_a_server_with_less_uptime_has_started_anew(uptime_s):
     assert rates_between(status(5.0, BEFORE), status(uptime_s, AFTER)) is None
 
 
-@pytest.mark.parametrize("name", sorted(BEFORE))
+@pytest.mark.parametrize("name", sorted(BEFORE.keys() - {"errors"}))
 def test_a_counter_that_falls_says_that_the_server_started_anew(name):
     value = BEFORE[name]
     lower = (
@@ -180,6 +184,8 @@ def test_figures_of_a_busy_server():
         "revision": "9",
         "running": "3",
         "waiting": "4",
+        "open calls": "5",
+        "errors": "Overloaded 5, Forbidden 1, ...",
         "tokens/s": "16.0",
         "tokens per pass": "2.00",
         "acceptance by position": "0.75 0.25",
@@ -201,6 +207,8 @@ def test_figures_of_a_busy_server():
         "  measured": "250.00",
         "  mean error": "62.50 (25%)",
         "restarts": "2",
+        "rank losses": "3",
+        "  without ranks": "4.5 s",
     }
     silent = busy()
     silent.ClearField("speculation")
@@ -227,7 +235,7 @@ def test_without_rates_the_rows_stay_and_have_no_figures():
     with_rates, without = (dict(figures_of(Reading(outcome=answer(busy()), rates=rates))) for rates in (RATES, None))
     assert list(without) == list(with_rates)
     assert {name for name in without if without[name] == "–"} == {
-        *("tokens/s", "tokens per pass", "acceptance by position"),
+        *("tokens/s", "tokens per pass", "acceptance by position", "errors"),
         *("ms per step", "  target", "  draft", "  verify", "  commit", "  link and host"),
         *("accepted / admitted", "zero-budget steps", "ms predicted", "  measured", "  mean error"),
     }
@@ -245,8 +253,8 @@ def test_the_table_has_a_column_per_server_also_for_those_that_are_gone():
     assert lines[0].split() == ["b:2", "[fe80::1]:1"]
     assert lines[1].split() == ["state", "unreachable", "draining"]
     assert re.split(r"  +", lines[2].strip()) == ["policy", "–", "fixed, gamma 3"]
-    assert lines[-1].split() == ["restarts", "–", "2"]
-    assert len(lines) == 27
+    assert lines[-2].split() == ["rank", "losses", "–", "3"]
+    assert len(lines) == 31
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -33,7 +33,8 @@ def test_a_process_says_where_it_serves_and_where_its_store_is(tmp_path: Path) -
     async def run() -> None:
         launcher = ProcessLauncher(ClusterSettings(), tmp_path, factory=echo_worker.FACTORY)
         alone, first = await asyncio.gather(
-            launcher.launch(echo_worker.settings(), 1), launcher.launch(echo_worker.settings(size=2), 1)
+            launcher.launch(echo_worker.settings(), 1, echo_worker.TERMS),
+            launcher.launch(echo_worker.settings(size=2), 1, echo_worker.TERMS),
         )
         assert alone.store is None
         assert first.store is not None
@@ -55,11 +56,11 @@ def test_a_process_says_where_it_serves_and_where_its_store_is(tmp_path: Path) -
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     async def run() -> None:
-        first = await ProcessLauncher(ClusterSettings(), tmp_path).launch(echo_worker.settings(), 1)
+        first = await ProcessLauncher(ClusterSettings(), tmp_path).launch(echo_worker.settings(), 1, echo_worker.TERMS)
         port = int(first.address.rpartition(":")[2])
         taken = ClusterSettings(worker_port_min=port, worker_port_max=port)
         with pytest.raises(RankDied, match=f"exited with status 1 before it served(.|\n)*port {port}: taken"):
-            await ProcessLauncher(taken, tmp_path).launch(echo_worker.settings(), 1)
+            await ProcessLauncher(taken, tmp_path).launch(echo_worker.settings(), 1, echo_worker.TERMS)
         await first.kill()
 
     asyncio.run(run())
@@ -76,7 +77,7 @@ from runtime.cluster.process_launcher import ProcessLauncher
 
 async def main():
     launcher = ProcessLauncher(ClusterSettings(), Path({str(tmp_path)!r}), factory=echo_worker.FACTORY)
-    worker = await launcher.launch(echo_worker.settings(), 1)
+    worker = await launcher.launch(echo_worker.settings(), 1, echo_worker.TERMS)
     print(worker.pid, flush=True)
     await worker.wait_dead()
 

@@ -115,7 +115,7 @@ def test_a_cluster_that_nothing_listens_for_is_an_error_at_once(tmp_path: Path) 
         launcher = RayLauncher(ClusterSettings(ray_address=address), tmp_path, factory=echo_worker.FACTORY)
         for epoch in (1, 2):
             with pytest.raises(WorkerLost, match=rf"^no Ray cluster at {address}: .*; check cluster\.ray_address"):
-                await asyncio.wait_for(launcher.launch(echo_worker.settings(), epoch), 5)
+                await asyncio.wait_for(launcher.launch(echo_worker.settings(), epoch, echo_worker.TERMS), 5)
         await launcher.close()
 
     asyncio.run(run())

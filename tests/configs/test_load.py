@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +103,24 @@ def test_unknown_key_without_a_near_match_lists_the_block(yaml_file):
         ("- 1", r"mine\.yaml: expected a block of keys \(model, .*found a list"),
         ("a: [", r"mine\.yaml:\d+: "),
         ("cache:\n  page_size: 16\n  page_size: 32\n", r"mine\.yaml:3: page_size is given twice"),
+        (
+            "cache:\n  page_size: 2001-99-99\n",
+            r"mine\.yaml:2: is no value of the kind that it looks like; put it in quotes$",
+        ),
+        ("cache: {? [page_size] : 16}", r"mine\.yaml:1: a key must be a name$"),
+        pytest.param("[" * 5000, r"mine\.yaml: not YAML", id="nested"),
+        (
+            "server: {port: 7000}\nmetrics: {port: 7000}",
+            r"metrics\.port is 7000, which server\.port is too; give another",
+        ),
+        ("server: {port: 7000}\noperator: {port: 7000}", r"operator\.port is 7000, which server\.port is too; give"),
+        ("operator: {port: 7000}\nmetrics: {port: 7000}", r"operator\.port is 7000, which metrics\.port is too; give"),
+        (
+            "server: {port: 7000}\noperator: {port: 7001}",
+            r"operator\.port is 7001, which metrics\.port auto is too; give",
+        ),
+        ("server: {health_port: 50051}", r"server\.health_port is 50051, which server\.port is too; give"),
+        ("server: {health_port: yes}", r"server\.health_port: give a port from 0 to 65535 or none"),
         ("model: {path: /nowhere/at/all}", r"model\.path: /nowhere/at/all: no such directory; name a checkpoint"),
     ],
 )
@@ -173,6 +193,25 @@ def test_missing_file_and_missing_config_are_told_apart_from_bundled_names(tmp_p
     ):
         settings_file(tmp_path / "absent.yaml")
     assert settings_file("cpu") == BUNDLED / "serve" / "cpu.yaml"
+
+
+def test_a_home_that_nobody_has_is_refused_by_its_key(yaml_file):
+    with pytest.raises(SettingsError, match=r"state_dir: ~no-such-user/x: no such home here; write the path out"):
+        load_settings(yaml_file("state_dir: ~no-such-user/x"), {})
+
+
+@pytest.mark.parametrize("use", [settings_file, lambda path: load_settings(path, {})])
+def test_a_file_in_a_folder_that_is_closed_to_us_is_told_as_that(tmp_path, monkeypatch, use):
+    def closed(path, *args, stat=os.stat, **kwargs):
+        if str(path).startswith(str(tmp_path)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return stat(path, *args, **kwargs)
+
+    path = tmp_path / "serve.yaml"
+    monkeypatch.setattr(os, "stat", closed)
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: closed(path))
+    with pytest.raises(SettingsError, match=r"serve\.yaml: Permission denied; give the path of a YAML file"):
+        use(path)
 
 
 @pytest.mark.parametrize("name", sorted(bundled_files()))

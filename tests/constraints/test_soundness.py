@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.constraints.grammar import grammar_of
-from workers.constraints.soundness import check_schema, embedded_schemas
+from workers.constraints.soundness import check_ends, check_schema, embedded_schemas
 
 INTEGER: dict[str, Any] = {"type": "integer"}
 
@@ -36,6 +36,52 @@ def at(schema: Any) -> str:
     except ValueError as error:
         return str(error).split(": ")[0].removeprefix("at ")
     return ""
+
+
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"const": HALF}, "#/const"),
+        ({"properties": {"a": {"enum": ["b", f"{HALF}x"]}}}, "#/properties/a/enum/1"),
+        ({"properties": {HALF: {"const": 1}}}, r"#/properties/\ud800/const"),
+        ({"pattern": HALF}, "#/pattern"),
+        ({"const": "😀"}, ""),
+        ({"x-guidance": {"lenient": True}, "not": {}}, "#/x-guidance/lenient"),
+        ({"x-guidance": {"item_separator": "("}}, "#/x-guidance/item_separator"),
+        ({"x-guidance": 3}, "#/x-guidance"),
+        ({"x-guidance": {"whitespace_flexible": 1}}, "#/x-guidance/whitespace_flexible"),
+        ({"items": {"x-guidance": {"whitespace_flexible": True}}}, "#/items/x-guidance"),
+        ({"$defs": {"a": {"x-guidance": {"coerce_one_of": True}}}}, "#/$defs/a/x-guidance"),
+        ({"x-guidance": {"whitespace_flexible": False, "whitespace_pattern": " "}}, ""),
+        ({"properties": {"x-guidance": {"type": "string"}}}, ""),
+    ],
+)
+def test_text_that_is_none_and_words_to_the_compiler_are_refused(schema: dict[str, Any], place: str) -> None:
+    assert at(schema) == place
+
+
+@pytest.mark.parametrize(
+    ("lark", "place"),
+    [
+        ("start: <|end|>", "line 1, column 8"),
+        ('start: "abc" <[7]> "d"', "line 1, column 14"),
+        ('start: a\na: "x"\n  | <[3,5-9]>', "line 3, column 5"),
+        ("start: <[3-6,8]>", ""),
+        ('start: "<|end|>" /<[7]>/ "</b>"', ""),
+        ('start: a // <[7]>\na: "x" <[^7]> <|other|>', ""),
+    ],
+)
+def test_a_grammar_that_goes_on_behind_an_end_is_refused_at_its_place(lark: str, place: str) -> None:
+    try:
+        check_ends(lark, {7: "<|end|>"})
+    except ValueError as error:
+        told = str(error)
+    else:
+        told = ""
+    assert told.rpartition(": ")[0] == place
 
 
 ENDLESS: dict[str, tuple[dict[str, Any], str]] = {

@@ -34,9 +34,15 @@ class _Sequence:
     num_emitted: int = 0
     waiting: list[int] = field(default_factory=list)
 
+    @property
+    def has_begun_long(self) -> bool:
+        """It is in the middle of an output that only a client asks for."""
+        return self.num_emitted > 0 and self.max_tokens > 16
+
 
 def load(settings: WorkerSettings, progress: Progress) -> CountingWorker:
-    """Served name `badly` raises LoadError, `hang` never returns, `stick` never ends a step after the first."""
+    """Served name `badly` raises LoadError, `hang` never returns, `stick` never ends a step after the first of an
+    output of more than 16 tokens."""
     progress("weights", 1, 2)
     if settings.model.served_name == "badly":
         raise LoadError("model.norm.weight: missing from the checkpoint")
@@ -86,7 +92,7 @@ class CountingWorker:
             self._sequences.pop(slot, None)
         for new in batch.admitted:
             self._sequences[new.slot] = _Sequence(new.max_tokens)
-        if self._sticks and any(self._sequences[slot].num_emitted for slot in batch.slots):
+        if self._sticks and any(self._sequences[slot].has_begun_long for slot in batch.slots):
             threading.Event().wait()
         rows = [self._advance(plan, batch, row) for row in range(len(batch.slots))]
         result = BatchResult(

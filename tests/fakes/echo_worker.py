@@ -38,8 +38,11 @@ from workers.plan import (
     StepTimings,
     WorkerDescription,
 )
+from workers.terms import LinkTerms
 
 FACTORY = "fakes.echo_worker:load"
+
+TERMS = LinkTerms(secret="known-to-tests")
 
 UID_RAISES = 901
 UID_DIES = 902

@@ -73,7 +73,8 @@ class FakeEngine:
     Every run counts as that many less one accepted drafts; every step takes a quarter of a second on every rank.
     clock: seconds; tests pass their own.
     What was asked of it is kept in `submitted` and `aborted`. rank_violations: what each rank finds when it checks
-    itself. problems: of constraints that cannot be followed; prepared: those that it was asked to make ready.
+    itself. problems: of constraints that cannot be followed; prepared: those that it was asked to make ready;
+    may_prepare: while it is not set, that takes its time.
     """
 
     def __init__(
@@ -94,6 +95,8 @@ class FakeEngine:
         self.rank_violations: list[list[str]] = [[] for _ in range(mesh.size)]
         self.problems: dict[Constraint, str] = {}
         self.prepared: list[Constraint] = []
+        self.may_prepare = asyncio.Event()
+        self.may_prepare.set()
         self.live = LiveRequests(clock)
         self.step_id = 1
         self._sink = sink
@@ -103,13 +106,13 @@ class FakeEngine:
         self._clock = clock
         self._began_s = clock()
         self._epoch = 1
-        self._intake = Intake(max_waiting)
+        self._intake = Intake(lambda: max_waiting)
         self._queue = WaitingQueue()
         # Of each running request, its data-parallel rank.
         self._homes: dict[int, int] = {}
         self._counters = Counters()
         self._counters.fit(max(description.gamma_max, run_length - 1))
-        self._readiness = Readiness()
+        self._readiness = Readiness(self._clock)
         self._readiness.start()
         self._changed = asyncio.Event()
         self.policies = FakePolicies(description.gamma_max, lambda: self.step_id, self._changed.set)
@@ -118,6 +121,10 @@ class FakeEngine:
     def is_serving(self) -> bool:
         return self._readiness.is_serving
 
+    @property
+    def has_ended(self) -> bool:
+        return self._readiness.has_ended
+
     def next_uid(self, count: int = 1) -> int:
         return self._intake.next_uid(count)
 
@@ -125,6 +132,7 @@ class FakeEngine:
         try:
             self._expect_serving()
             self.prepared.append(constraint)
+            await self.may_prepare.wait()
             if self.problems.get(constraint):
                 raise InvalidRequest(f"constraint.{constraint.kind}", self.problems[constraint])
         except OutriderError as error:
@@ -148,7 +156,7 @@ class FakeEngine:
         self.aborted.append(uid)
         self._end(uid, EarlyEnd.ABORTED)
 
-    def abandon(self, uid: int) -> None:
+    def abandon(self, uid: int, error: OutriderError) -> None:
         self.aborted.append(uid)
         self._end(uid, EarlyEnd.FAILED)
 
@@ -171,6 +179,22 @@ class FakeEngine:
             raise Unavailable("the server is stopping; ask another one")
         self._readiness.drain(False)
 
+    def withdraw(self) -> None:
+        """Is no good place to send requests to any more, and takes them."""
+        self._readiness.withdraw()
+
+    def wind_down(self) -> None:
+        """The front lets nobody else in."""
+        self._readiness.wind_down()
+
+    def stall(self, is_stalled: bool) -> None:
+        """A step takes long, or has ended."""
+        self._readiness.stall(is_stalled)
+
+    def end(self) -> None:
+        """Its loop has ended for good."""
+        self._readiness.end()
+
     def close_intake(self) -> None:
         """Refuses new requests for good."""
         self._readiness.stop()
@@ -184,6 +208,7 @@ class FakeEngine:
         return EngineStatus(
             state=self._readiness.state,
             outage=self._readiness.outage,
+            losses=self._readiness.losses,
             uptime_s=self._clock() - self._began_s,
             mesh=self.mesh,
             ranks=tuple(replace(self.description, rank=rank) for rank in ranks),
@@ -274,7 +299,7 @@ class FakeEngine:
             await self._changed.wait()
 
     def _expect_serving(self) -> None:
-        if not self.is_serving:
+        if not self._readiness.takes_requests:
             raise Unavailable(f"the server is {self._readiness.explain()}; try again later")
 
     def _admit(self) -> None:

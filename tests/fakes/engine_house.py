@@ -13,6 +13,7 @@ from fakes.worker import FakeSource, describe
 
 from configs.schema import SchedulerSettings, ServeSettings, SpeculationSettings
 from runtime.engine import Engine
+from runtime.in_force import SettingsInForce
 from runtime.request import Finish, FinishReason
 
 SETTINGS = ServeSettings(
@@ -46,7 +47,7 @@ class House:
         self.source = source
         self.sink = RecordingSink()
         self.now_s = 0.0
-        self.engine = Engine(settings, source, self.sink, pause=self._pause, clock=lambda: self.now_s)
+        self.engine = Engine(SettingsInForce(settings), source, self.sink, pause=self._pause, clock=lambda: self.now_s)
         self.pauses_s: list[float] = []
         self.hold_pauses = False
         self.release_pauses = asyncio.Event()

@@ -26,8 +26,15 @@ def fork(times: int) -> int:
 
 
 async def main(times: int) -> None:
-    server, address = serve_worker(echo_worker.load, epoch=1, bind_host=LOOPBACK, advertise_host=None, ports=range(1))
-    client = WorkerClient(address)
+    server, address = serve_worker(
+        echo_worker.load,
+        epoch=1,
+        secret=echo_worker.TERMS.secret,
+        bind_host=LOOPBACK,
+        advertise_host=None,
+        ports=range(1),
+    )
+    client = WorkerClient(address, echo_worker.TERMS)
     await client.load(echo_worker.settings(), lambda *_: None)
     forking = asyncio.create_task(asyncio.to_thread(fork, times))
     step_id = 0

@@ -7,20 +7,24 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 from fakes.engine import FakeEngine
 
-from configs.load import demo_checkpoint, load_settings
+from configs.load import demo_checkpoint
 from outrider.v1 import inference_pb2, types_pb2
 from runtime.front.client import OutriderClient
+from runtime.front.credentials import Credentials
 from runtime.front.defaults import SamplingDefaults
 from runtime.front.hub import StreamHub
 from runtime.front.server import FrontServer
 from runtime.front.tokenizer import Tokenizer
+from runtime.in_force import SettingsInForce
+from runtime.observe.records import UNOBSERVED, Observer
+from runtime.reload import Reloader, SettingsSource
 from runtime.request import Request
-from workers.address import join_address
 
 TOKENIZER = Tokenizer.load(demo_checkpoint())
 TIMEOUT_S = 20.0
@@ -46,6 +50,7 @@ class Front:
     engine: FakeEngine
     hub: StreamHub
     server: FrontServer
+    settings: SettingsInForce
     address: str
     client: OutriderClient
 
@@ -56,22 +61,28 @@ async def serving(
     *,
     steps_by_itself: bool = True,
     settings: Mapping[str, Any] | None = None,
+    observer: Observer = UNOBSERVED,
+    credentials: Credentials | None = None,
+    path: Path | None = None,
     **engine_options: Any,
 ) -> AsyncIterator[Front]:
     """A started server and a connected client; both are closed at the end.
 
     script: output tokens, for all requests or per request. steps_by_itself: else the test calls `engine.step()`.
+    credentials: of the client. path: a settings file, which the server can be told to read again.
     """
-    served = load_settings(None, {"server.port": 0, **(settings or {})})
-    hub = StreamHub(served.server)
+    source = SettingsSource(path=path, overrides={"server.port": 0, **(settings or {})})
+    served = SettingsInForce(source.load())
+    hub = StreamHub(served)
     engine = FakeEngine(hub, script if callable(script) else lambda request: script, **engine_options)
-    server = FrontServer(engine, hub, TOKENIZER, served, defaults=SamplingDefaults())
-    address = join_address(served.server.host, await server.start())
+    server = FrontServer(served, Reloader(served, source), observer)
     try:
+        await server.listen()
+        await server.open(engine, hub, TOKENIZER, defaults=SamplingDefaults())
         # The group ends the test when the engine's task fails: nobody would answer it.
-        async with asyncio.TaskGroup() as tasks, OutriderClient(address) as client:
+        async with asyncio.TaskGroup() as tasks, OutriderClient(server.address, credentials) as client:
             running = tasks.create_task(engine.run()) if steps_by_itself else None
-            yield Front(engine, hub, server, address, client)
+            yield Front(engine, hub, server, served, server.address, client)
             if running is not None:
                 running.cancel()
     finally:

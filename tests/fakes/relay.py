@@ -7,6 +7,7 @@ import contextlib
 
 from configs.schema import WorkerSettings
 from runtime.cluster.launcher import LaunchedWorker, Launcher
+from workers.terms import LinkTerms
 
 
 class Relay:
@@ -68,8 +69,8 @@ class RelayedLauncher:
         self._launcher = launcher
         self.relays: dict[int, Relay] = {}
 
-    async def launch(self, settings: WorkerSettings, epoch: int) -> LaunchedWorker:
-        launched = await self._launcher.launch(settings, epoch)
+    async def launch(self, settings: WorkerSettings, epoch: int, terms: LinkTerms) -> LaunchedWorker:
+        launched = await self._launcher.launch(settings, epoch, terms)
         await self._drop(settings.seat.rank)
         relay = self.relays[settings.seat.rank] = Relay(launched.address)
         await relay.open()

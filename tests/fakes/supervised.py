@@ -13,6 +13,7 @@ from pathlib import Path
 from configs.schema import WorkerSettings
 from runtime.cluster.launcher import LaunchedWorker, Launcher
 from runtime.cluster.supervisor import GroupSupervisor, RunningGroup
+from workers.terms import LinkTerms
 
 
 @asynccontextmanager
@@ -41,8 +42,8 @@ class Proxied:
         self._writers: dict[int, list[asyncio.StreamWriter]] = defaultdict(list)
         self._servers: list[asyncio.Server] = []
 
-    async def launch(self, settings: WorkerSettings, epoch: int) -> LaunchedWorker:
-        launched = await self._launcher.launch(settings, epoch)
+    async def launch(self, settings: WorkerSettings, epoch: int, terms: LinkTerms) -> LaunchedWorker:
+        launched = await self._launcher.launch(settings, epoch, terms)
         rank = settings.seat.rank
         host, _, port = launched.address.rpartition(":")
 

@@ -63,8 +63,9 @@ def _check_sequence(request: GenerateRequest, index: int, frames: Sequence[Gener
     assert [one.token_id for one in logprobs] == (output if request.HasField("logprobs") else [])
     _check_logprobs(logprobs, request.logprobs)
     told = [list(frame.prompt_logprobs) for frame in frames]
-    is_told = request.HasField("prompt_logprobs") and index == 0 and output
-    assert len(told[0]) == (usage.prompt_tokens - 1 if is_told else 0)
+    num_told = usage.prompt_tokens - 1 if request.HasField("prompt_logprobs") and index == 0 else 0
+    # A time limit may come before the whole prompt was read.
+    assert len(told[0]) == num_told or (not output and len(told[0]) < num_told)
     assert not any(told[1:])
     _check_logprobs(told[0], request.prompt_logprobs)
     offsets = [offset for frame in frames for offset in frame.offsets]

@@ -42,6 +42,31 @@ def table_p_values(
     return found
 
 
+def pair_p_values(
+    pairs: Sequence[Sequence[Sequence[int]]], law: Mapping[tuple[int, ...], float], first: int, last: int
+) -> dict[str, float]:
+    """p-values of how often tokens first..last (from 0) of one stream stand beside those of another that knows nothing
+    of it, at the same place and at the next. law: of each stream."""
+    found = {}
+    for mine in range(first, last + 1):
+        for theirs in range(mine, min(mine + 2, last + 2)):
+            table = _product(_marginal(law, mine), _marginal(law, theirs))
+            counts: Counter[Hashable] = Counter((one[mine], other[theirs]) for one, other in pairs)
+            found[f"token {mine + 1} beside token {theirs + 1}"] = g_test(counts, table)
+    return found
+
+
+def _marginal(law: Mapping[tuple[int, ...], float], place: int) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for stream, mass in law.items():
+        found[stream[place]] = found.get(stream[place], 0.0) + mass
+    return found
+
+
+def _product(one: Mapping[int, float], other: Mapping[int, float]) -> dict[tuple[int, int], float]:
+    return {(a, b): p * q for a, p in one.items() for b, q in other.items()}
+
+
 def holm_rejects(p_values: Mapping[str, float], alpha: float) -> list[str]:
     """Tables rejected at family-wise level alpha (Holm's step-down)."""
     rejected = []

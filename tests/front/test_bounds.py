@@ -105,7 +105,7 @@ async def test_a_message_past_the_limit_is_not_read() -> None:
     async with serving() as front:
         code, words = await status_of(text_call(front, "x" * STOCK_LIMIT_BYTES))
         assert code is Code.RESOURCE_EXHAUSTED
-        assert "larger than max" in words
+        assert f"at most {STOCK_LIMIT_BYTES} are taken" in words
 
 
 def test_the_request_limit_follows_the_context() -> None:

@@ -21,7 +21,7 @@ MODEL = ServedModel(
     vocab_size=100,
     max_model_len=32,
     eos_token_ids=(0,),
-    default_max_tokens=16,
+    default_max_tokens=lambda: 16,
     defaults=SamplingDefaults(),
 )
 

@@ -19,6 +19,7 @@ from parallel.mesh import ONE_RANK
 from runtime.engine import Engine
 from runtime.front.engine_link import EngineLink
 from runtime.front.errors import AbortedByOperator, DuplicateRequest, InvalidRequest, StaleRevision, Unavailable
+from runtime.in_force import SettingsInForce
 from runtime.request import Finish, FinishReason
 from runtime.verification.policy import Fixed, Off
 from workers.demands import Constraint
@@ -38,7 +39,7 @@ async def engine_of(
     """A serving engine that emits `true_stream` of each request."""
     if kind == "real":
         source = FakeSource(describe())
-        engine = Engine(load_settings(None, {}), source, sink, clock=clock)
+        engine = Engine(SettingsInForce(load_settings(None, {})), source, sink, clock=clock)
         await engine.start()
         source.group.problems = {constraint.text: problem for constraint, problem in problems.items()}
         yield engine

@@ -26,6 +26,7 @@ from parallel.mesh import Mesh
 from runtime.engine import Engine
 from runtime.front.engine_link import EngineLink
 from runtime.front.errors import AbortedByOperator, InvalidRequest, MissingFeature, StaleRevision, Unavailable
+from runtime.in_force import SettingsInForce
 from runtime.live import EarlyEnd, RequestState
 from runtime.request import Finish, FinishReason
 from runtime.status import Aborted, ServerState
@@ -65,7 +66,7 @@ async def held(kind: str, *, dp: int = 1) -> AsyncIterator[Held]:
 @asynccontextmanager
 async def real(sink: RecordingSink, dp: int) -> AsyncIterator[Held]:
     source = FakeSource(describe(), dp=dp, gated=True)
-    engine = Engine(load_settings(None, {}), source, sink)
+    engine = Engine(SettingsInForce(load_settings(None, {})), source, sink)
 
     async def step() -> None:
         await settle_down()

@@ -306,6 +306,7 @@ async def test_a_slow_reader_is_cut_off_and_hurts_nobody() -> None:
         code, text = await status_of(slow)
         assert code is Code.RESOURCE_EXHAUSTED
         assert "tokens are unread and 500 may be" in text
+        assert front.server.status().errors["SlowReader"] == 1
 
 
 @in_loop

@@ -8,15 +8,20 @@ import socket
 import grpc
 import grpc.aio
 import pytest
+from fakes.engine import FakeEngine
 from fakes.front import TOKENIZER, Front, in_loop, request_for, serving, status_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from configs.load import load_settings
 from outrider.v1 import types_pb2
+from runtime.front.client import OutriderClient
 from runtime.front.defaults import SamplingDefaults
-from runtime.front.health import INFERENCE, OPERATOR
-from runtime.front.server import SERVICES, FrontServer
+from runtime.front.health import INFERENCE, MAX_UNTOLD, OPERATOR, HealthServicer
+from runtime.front.hub import StreamHub
+from runtime.front.server import FrontServer
+from runtime.in_force import SettingsInForce
+from runtime.reload import Reloader
 
 Code = grpc.StatusCode
 Status = health_pb2.HealthCheckResponse
@@ -59,26 +64,80 @@ async def test_watch_sends_the_present_state_and_every_change() -> None:
 
 
 @in_loop
-async def test_an_update_that_waits_long_brings_no_old_state_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_that_come_at_once_are_all_told_in_order() -> None:
     async with serving() as front:
-        servicer, release = front.server._health._servicer, asyncio.Event()
-        put, waited = servicer.set, []
+        watching = watch(front, INFERENCE)
+        assert (await watching.read()).status == Status.SERVING
+        for is_serving in (False, True, False, True):
+            front.engine.set_serving(is_serving)
+        told = [(await watching.read()).status for _ in range(4)]
+        assert told == [Status.NOT_SERVING, Status.SERVING] * 2
 
-        async def put_late(service: str, status: int) -> None:
-            if not waited:
-                waited.append(status)
-                await release.wait()
-            await put(service, status)
 
-        monkeypatch.setattr(servicer, "set", put_late)
-        front.engine.set_serving(False)
-        await asyncio.sleep(0)
-        front.engine.set_serving(True)
-        await check(front, "")
-        assert waited == [Status.NOT_SERVING]
-        release.set()
-        await asyncio.gather(*front.server._health._updates)
-        assert await check(front, INFERENCE) == Status.SERVING
+@in_loop
+async def test_a_watcher_that_does_not_read_costs_no_more_than_so_many_changes_and_is_told_the_newest() -> None:
+    service = HealthServicer()
+    service.tell("x", True)
+    with service._watching("x") as untold:
+        for number in range(3 * MAX_UNTOLD):
+            service.tell("x", number % 2 == 1)
+        service.tell("x", False)
+        told = [await untold.take() for _ in range(MAX_UNTOLD)]
+        assert told[-1] == Status.NOT_SERVING
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await untold.take()
+    assert not service._watches, "nothing is kept of a watcher that has left"
+
+
+@in_loop
+async def test_readiness_follows_what_the_engine_goes_through_and_liveness_does_not() -> None:
+    async with serving() as front:
+        live, ready = watch(front, ""), watch(front, INFERENCE)
+        assert [(await one.read()).status for one in (live, ready)] == [Status.SERVING] * 2
+        for leave, enter in (
+            (lambda: front.engine.stall(True), lambda: front.engine.stall(False)),
+            (lambda: front.engine.set_serving(False), lambda: front.engine.set_serving(True)),
+            (front.engine.drain, front.engine.resume),
+        ):
+            leave()
+            assert (await ready.read()).status == Status.NOT_SERVING
+            enter()
+            assert (await ready.read()).status == Status.SERVING
+        front.engine.withdraw()
+        assert (await ready.read()).status == Status.NOT_SERVING
+        assert await check(front, "") == Status.SERVING
+        assert len([frame async for frame in front.client.generate(request_for(max_tokens=3))]) == 1, "still taken"
+        front.engine.end()
+        assert (await live.read()).status == Status.NOT_SERVING, "which was the first change of it"
+
+
+@in_loop
+async def test_both_ports_tell_the_same_before_the_engine_comes_and_after() -> None:
+    settings = SettingsInForce(load_settings(None, {"server.port": 0, "operator.port": 0}))
+    server = FrontServer(settings, Reloader(settings))
+    await server.listen()
+    try:
+        async with OutriderClient(server.address) as client, OutriderClient(server.operator_address) as operator:
+            for one in (client, operator):
+                assert [await one.check_health(service) for service in ("", INFERENCE, OPERATOR)] == [
+                    Status.SERVING,
+                    Status.NOT_SERVING,
+                    Status.NOT_SERVING,
+                ]
+            watching = health_pb2_grpc.HealthStub(operator.channel).Watch(
+                health_pb2.HealthCheckRequest(service=INFERENCE)
+            )
+            assert (await watching.read()).status == Status.NOT_SERVING
+            hub = StreamHub(settings)
+            engine = FakeEngine(hub, lambda request: (65,))
+            await server.open(engine, hub, TOKENIZER, defaults=SamplingDefaults())
+            assert (await watching.read()).status == Status.SERVING
+            statuses = await health_pb2_grpc.HealthStub(client.channel).List(health_pb2.HealthListRequest())
+            assert {name for name in statuses.statuses if name.startswith("outrider")} == {INFERENCE, OPERATOR}
+            assert all(one.status == Status.SERVING for one in statuses.statuses.values())
+    finally:
+        await server.stop(0)
 
 
 @in_loop
@@ -108,8 +167,13 @@ async def test_reflection_lists_every_service() -> None:
         stub = reflection_pb2_grpc.ServerReflectionStub(front.client.channel)
         call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         [reply] = [reply async for reply in call]
-        assert {service.name for service in reply.list_services_response.service} == set(SERVICES)
-        assert {"outrider.v1.InferenceService", "grpc.health.v1.Health"} <= set(SERVICES)
+        assert {service.name for service in reply.list_services_response.service} == {
+            "outrider.v1.InferenceService",
+            "outrider.v1.OperatorService",
+            "vllm.grpc.engine.VllmEngine",
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
 
 
 @in_loop
@@ -162,7 +226,6 @@ def test_a_server_on_ipv6_is_reached_by_its_address() -> None:
 @in_loop
 async def test_two_servers_cannot_share_a_port() -> None:
     async with serving() as front:
-        settings = load_settings(None, {"server.port": int(front.address.rpartition(":")[2])})
-        other = FrontServer(front.engine, front.hub, TOKENIZER, settings, defaults=SamplingDefaults())
+        settings = SettingsInForce(load_settings(None, {"server.port": int(front.address.rpartition(":")[2])}))
         with pytest.raises(OSError, match="cannot listen"):
-            await other.start()
+            await FrontServer(settings, Reloader(settings)).listen()

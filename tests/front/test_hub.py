@@ -9,15 +9,16 @@ from dataclasses import replace
 import pytest
 from fakes.front import TOKENIZER, in_loop
 
-from configs.schema import ServerSettings
+from configs.schema import ServerSettings, ServeSettings
 from runtime.events import ErrorEvent, TokenEvent, Verdict
 from runtime.front.errors import InternalError, SlowReader, Unavailable
 from runtime.front.hub import BUSY_STREAMS, Pace, StreamHub
+from runtime.in_force import SettingsInForce
 from runtime.request import Finish, FinishReason, ReportParams, StopParams, Usage
 from runtime.stream.text_stream import NO_REPORT, TextStream
 from workers.demands import TokenLogprob
 
-SETTINGS = ServerSettings(max_frame_tokens_unread=4, coalesce_ms=2)
+SETTINGS = SettingsInForce(ServeSettings(server=ServerSettings(max_frame_tokens_unread=4, coalesce_ms=2)))
 LENGTH = Finish(reason=FinishReason.LENGTH)
 
 
@@ -70,7 +71,7 @@ async def test_what_comes_before_a_take_is_one_delta() -> None:
 @in_loop
 async def test_frames_keep_their_distance_only_while_many_streams_are_open() -> None:
     time = VirtualTime()
-    hub = StreamHub(SETTINGS, Pace(0.002, clock=time.clock, sleep=time.sleep))
+    hub = StreamHub(SETTINGS, Pace(lambda: 0.002, clock=time.clock, sleep=time.sleep))
     with hub.stream(1, text(), abort=pytest.fail) as stream:
         for token in (65, 66):
             hub.deliver([event(1, (token,))])
@@ -94,13 +95,16 @@ async def test_frames_keep_their_distance_only_while_many_streams_are_open() -> 
 async def test_a_slow_reader_fails_alone_and_is_aborted_after_the_delivery() -> None:
     hub, aborted = StreamHub(SETTINGS), []
     with (
-        hub.stream(1, text("never"), abort=aborted.append) as slow,
-        hub.stream(2, text("never"), abort=aborted.append) as fine,
+        hub.stream(1, text("never"), abort=lambda uid, error: aborted.append(uid)) as slow,
+        hub.stream(2, text("never"), abort=lambda uid, error: aborted.append(uid)) as fine,
     ):
         step = [event(uid, (65, 66, 67), needs_verdict=True) for uid in (1, 2)]
         assert hub.deliver(list(step)) == [Verdict(uid=1, stop=False), Verdict(uid=2, stop=False)]
         await fine.take()
-        assert hub.deliver(list(step)) == [Verdict(uid=1, stop=False, gone=True), Verdict(uid=2, stop=False)]
+        gone, other = hub.deliver(list(step))
+        assert (gone.uid, gone.stop, gone.gone) == (1, False, True)
+        assert isinstance(gone.error, SlowReader)
+        assert other == Verdict(uid=2, stop=False)
         assert aborted == []
         await asyncio.sleep(0)
         assert aborted == [1]
@@ -223,11 +227,14 @@ async def test_a_defect_in_one_stream_spares_the_others(caplog: pytest.LogCaptur
 
     hub, aborted = StreamHub(SETTINGS), []
     with (
-        hub.stream(1, TextStream(Broken(), StopParams(max_tokens=9)), abort=aborted.append) as broken,
-        hub.stream(2, text(), abort=aborted.append) as fine,
+        hub.stream(
+            1, TextStream(Broken(), StopParams(max_tokens=9)), abort=lambda uid, error: aborted.append(uid)
+        ) as broken,
+        hub.stream(2, text(), abort=lambda uid, error: aborted.append(uid)) as fine,
     ):
         verdicts = hub.deliver([event(1, (65,), needs_verdict=True), event(2, (66,))])
-        assert verdicts == [Verdict(uid=1, stop=False, gone=True)]
+        [gone] = verdicts
+        assert (gone.uid, gone.stop, gone.gone, type(gone.error)) == (1, False, True, InternalError)
         with pytest.raises(InternalError):
             await broken.take()
         assert (await fine.take()).token_ids == (66,)
@@ -240,8 +247,8 @@ async def test_a_defect_in_one_stream_spares_the_others(caplog: pytest.LogCaptur
 async def test_failing_all_ends_open_streams_only() -> None:
     hub, aborted = StreamHub(SETTINGS), []
     with (
-        hub.stream(1, text(), abort=aborted.append) as done,
-        hub.stream(2, text(), abort=aborted.append) as running,
+        hub.stream(1, text(), abort=lambda uid, error: aborted.append(uid)) as done,
+        hub.stream(2, text(), abort=lambda uid, error: aborted.append(uid)) as running,
     ):
         hub.deliver([event(1, (65,), finish=LENGTH)])
         hub.fail_all(Unavailable("stopping"))

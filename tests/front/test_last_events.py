@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from fakes.front import TOKENIZER, in_loop
 
-from configs.schema import ServerSettings
+from configs.schema import ServerSettings, ServeSettings
 from runtime.events import TokenEvent, Verdict
 from runtime.front.hub import StreamHub
+from runtime.in_force import SettingsInForce
 from runtime.request import Finish, FinishReason, ReportParams, StopParams, Usage
 from runtime.stream.text_stream import TextStream
 
@@ -74,7 +75,7 @@ def test_a_stop_string_that_ends_with_the_text_goes_before_and_cuts_no_token(inc
 @in_loop
 async def test_its_reader_is_woken_and_gets_the_end(num_tokens: int, whole: bool) -> None:
     """Also while what came before is unread."""
-    hub = StreamHub(ServerSettings(max_frame_tokens_unread=4))
+    hub = StreamHub(SettingsInForce(ServeSettings(server=ServerSettings(max_frame_tokens_unread=4))))
     with hub.stream(1, stream_of("xyz!"), abort=pytest.fail, whole=whole) as stream:
         if num_tokens:
             hub.deliver([event(IDS[:num_tokens])])
@@ -87,7 +88,7 @@ async def test_its_reader_is_woken_and_gets_the_end(num_tokens: int, whole: bool
 
 @in_loop
 async def test_its_verdict_tells_a_stop_string_that_it_completed() -> None:
-    hub = StreamHub(ServerSettings())
+    hub = StreamHub(SettingsInForce(ServeSettings(server=ServerSettings())))
     with hub.stream(1, stream_of("\ufffd"), abort=pytest.fail) as stream:
         hub.deliver([event(HANGUL[:1])])
         assert hub.deliver([event((), 1, TIME_LIMIT)]) == [Verdict(uid=1, stop=True, num_cut=0)]

@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from fakes.a_moment import a_moment
-from fakes.engine_house import asynchronous, house
+from fakes.engine_house import House, asynchronous, house
 from fakes.requests import request
 from oracles.metric_laws import check_laws, parse
 
 from configs.load import load_settings
 from runtime.front import metrics_server
 from runtime.front.metrics_server import MetricsServer, metrics_endpoint
-from runtime.status import EngineStatus
+from runtime.status import FrontStatus, Moment
 
 
 async def fetch(address: str | None, path: str = "/metrics") -> str:
@@ -36,10 +36,14 @@ def settings_with(**changes: object):
     return load_settings(None, {"server.port": 0} | {key.replace("__", "."): value for key, value in changes.items()})
 
 
+def look_at(h: House) -> Callable[[], Moment]:
+    return lambda: Moment(engine=h.engine.status(), front=FrontStatus())
+
+
 @asynchronous
 async def test_metrics_are_served_until_they_are_stopped() -> None:
     async with house() as h:
-        server = MetricsServer(settings_with(model__served_name="my model"), h.engine.status)
+        server = MetricsServer(settings_with(model__served_name="my model"), look_at(h))
         server.start()
         address = server.address
         try:
@@ -68,7 +72,7 @@ async def impatient() -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def served(look: Callable[[], EngineStatus]) -> AsyncIterator[MetricsServer]:
+async def served(look: Callable[[], Moment]) -> AsyncIterator[MetricsServer]:
     server = MetricsServer(settings_with(), look)
     server.start()
     try:
@@ -81,7 +85,7 @@ async def served(look: Callable[[], EngineStatus]) -> AsyncIterator[MetricsServe
 async def test_the_engine_is_looked_at_from_its_own_loop_once_a_scrape() -> None:
     looks = []
 
-    def look() -> EngineStatus:
+    def look() -> Moment:
         looks.append(threading.current_thread())
         return a_moment()
 
@@ -96,6 +100,35 @@ async def test_a_scrape_may_ask_for_some_metrics() -> None:
     async with served(a_moment) as server:
         found = parse(await fetch(server.address, "/metrics?name[]=outrider_steps_total"))
         assert found == {"outrider_steps_total": {(): 71}}
+
+
+ACCEPTED = (
+    # Prometheus 2 and 3, and Go clients that read metrics themselves.
+    "application/openmetrics-text;version=1.0.0;q=0.75,application/openmetrics-text;version=0.0.1;q=0.5,"
+    "text/plain;version=0.0.4;q=0.4,*/*;q=0.3",
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;escaping=allow-utf-8",
+    "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.7,text/plain;q=0.3",
+    "text/plain;version=0.0.4",
+    "",
+)
+
+
+@pytest.mark.parametrize("accept", ACCEPTED)
+@asynchronous
+async def test_names_are_whole_whatever_format_a_scraper_prefers(accept: str) -> None:
+    async with served(a_moment) as server:
+        asked = urllib.request.Request(f"http://{server.address}/metrics", headers={"Accept": accept})
+
+        def get() -> tuple[str, str]:
+            with urllib.request.urlopen(asked, timeout=10) as answer:
+                return answer.headers["Content-Type"], str(answer.read(), "utf-8")
+
+        kind, text = await asyncio.to_thread(get)
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
+    lines = text.splitlines()
+    names = {line.split("{")[0] for line in lines if not line.startswith("#")}
+    assert {"vllm:num_requests_waiting", "vllm:e2e_request_latency_seconds_bucket"} <= names
+    assert not any(name.startswith("vllm_") for name in names)
 
 
 @asynchronous
@@ -122,6 +155,32 @@ async def test_silent_connections_and_many_scrapers_do_not_choke_it() -> None:
 
 
 @asynchronous
+async def test_who_says_a_little_now_and_then_holds_a_connection_for_its_time_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics_server, "CONNECTION_S", 0.5)
+    async with served(a_moment) as server:
+        assert server.address is not None
+        host, _, port = server.address.rpartition(":")
+
+        async def drip() -> None:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /metrics HTTP/1.1\r\nX: ")
+            end = asyncio.ensure_future(reader.read())
+            while not end.done():
+                writer.write(b"x")
+                await asyncio.wait({end}, timeout=0.05)
+            with contextlib.suppress(ConnectionError):
+                await end
+            writer.close()
+
+        drips = [asyncio.create_task(drip()) for _ in range(metrics_server.MAX_CONNECTIONS)]
+        await asyncio.sleep(0.2)
+        assert "outrider_steps_total" in await fetch(server.address)
+        await asyncio.gather(*drips)
+
+
+@asynchronous
 async def test_a_server_that_is_full_stops() -> None:
     with contextlib.ExitStack() as stack:
         async with impatient(), served(a_moment) as server:
@@ -134,13 +193,13 @@ async def test_a_server_that_is_full_stops() -> None:
 @asynchronous
 async def test_a_taken_port_is_told_with_its_setting() -> None:
     async with house() as h:
-        first = MetricsServer(settings_with(), h.engine.status)
+        first = MetricsServer(settings_with(), look_at(h))
         first.start()
         assert first.address is not None
         port = int(first.address.rpartition(":")[2])
         try:
             with pytest.raises(OSError, match=r"metrics cannot listen on .*metrics\.port"):
-                MetricsServer(settings_with(metrics__port=port), h.engine.status).start()
+                MetricsServer(settings_with(metrics__port=port), look_at(h)).start()
         finally:
             await first.stop()
 
@@ -148,7 +207,7 @@ async def test_a_taken_port_is_told_with_its_setting() -> None:
 @asynchronous
 async def test_none_serves_none() -> None:
     async with house() as h:
-        server = MetricsServer(settings_with(metrics__port="none"), h.engine.status)
+        server = MetricsServer(settings_with(metrics__port="none"), look_at(h))
         server.start()
         assert server.address is None
         await server.stop()

@@ -86,11 +86,13 @@ async def test_health_watches_follow_a_drain_and_its_end() -> None:
         ]
         await front.client.resume()
         assert (await watches[INFERENCE].read()).status == Health.SERVING
-        # Neither of the others had anything to tell in the meantime: the stop comes next.
         stopping = asyncio.create_task(front.server.stop(15))
-        assert (await watches[OPERATOR].read()).status == Health.NOT_SERVING
+        assert (await watches[INFERENCE].read()).status == Health.NOT_SERVING
+        assert await health_of(front, OPERATOR) == Health.SERVING, "operators may call while streams end"
         front.engine.step()
         assert (await frame_of(running)).finish.reason == types_pb2.FINISH_REASON_LENGTH
+        # Nothing of the above was a change of its own health.
+        assert (await watches[OPERATOR].read()).status == Health.NOT_SERVING
         await stopping
 
 
@@ -178,11 +180,12 @@ async def test_the_log_says_who_drained_resumed_and_aborted(caplog: pytest.LogCa
                 assert (await status_of(call))[0] is Code.ABORTED
             await front.client.get_status()
             await front.client.list_requests()
-    assert len(caplog.messages) == 5
+    assert len(caplog.messages) == 6
     assert all("127.0.0.1:" in line for line in caplog.messages)
-    drained, resumed, aborted, many, more = (line.split(" ", 1)[1] for line in caplog.messages)
+    drained, resumed, aborted, many, more, none = (line.split(" ", 1)[1] for line in caplog.messages)
     assert drained == "drains: new requests are refused, 0 running and 43 waiting ones go on"
     assert resumed == "ended the drain: the server is serving"
     assert aborted == "aborted 2 requests: r-21, r-0"
     assert many == f"aborted 20 requests: {', '.join(f'r-{i}' for i in range(1, 21))}"
     assert more == f"aborted 21 requests: {', '.join(f'r-{i}' for i in range(22, 42))} and 1 more"
+    assert none == "aborted 0 requests: none is live"

@@ -12,7 +12,7 @@ from runtime.front.operator_messages import MAX_LISTED, counters_message, reques
 from runtime.live import LiveRequests, RequestState, RequestStatus
 from runtime.request import Usage
 from runtime.statistics import Counters
-from runtime.status import ServerState
+from runtime.status import FrontStatus, Losses, ServerState
 from workers.plan import StepResult, StepTimings
 
 
@@ -65,7 +65,7 @@ def test_seconds_of_a_step_go_to_their_own_fields() -> None:
     result = StepResult(step_id=1, epoch=1, batches=(), timings=(StepTimings(**seconds),))
     counters.add_step(result, execute_s=20.0, host_s=30.0)
     view = counters.view(dp_ranks=(), waiting=0, requests=LiveRequests(lambda: 0.0).statistics())
-    message = counters_message(view)
+    message = counters_message(view, Losses(), FrontStatus())
     told = {**seconds, "rank_s": seconds["total_s"]}
     del told["total_s"]
     assert {name: getattr(message, name) for name in told} == told
@@ -81,8 +81,17 @@ def test_counts_by_position_go_to_their_own_fields() -> None:
         admitted_per_position=[7, 6],
         accepted_per_position=[5, 0],
     )
-    message = counters_message(counters.view(dp_ranks=(), waiting=0, requests=LiveRequests(lambda: 0.0).statistics()))
+    view = counters.view(dp_ranks=(), waiting=0, requests=LiveRequests(lambda: 0.0).statistics())
+    message = counters_message(view, Losses(), FrontStatus())
     assert (message.emitted, message.trimmed, message.rounds) == (7, 2, 4)
     assert list(message.drafted_by_position) == [9, 8]
     assert list(message.admitted_by_position) == [7, 6]
     assert list(message.accepted_by_position) == [5, 0], "a position that none reached is there"
+
+
+def test_what_the_front_and_the_ranks_met_goes_to_its_own_fields() -> None:
+    view = Counters().view(dp_ranks=(), waiting=0, requests=LiveRequests(lambda: 0.0).statistics())
+    front = FrontStatus(errors={"Overloaded": 2, "Forbidden": 0})
+    message = counters_message(view, Losses(count=3, seconds=4.5), front)
+    assert dict(message.errors) == {"Overloaded": 2, "Forbidden": 0}
+    assert (message.rank_losses, message.outage_s) == (3, 4.5)

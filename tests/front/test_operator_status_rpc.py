@@ -175,10 +175,14 @@ async def test_requests_are_listed_in_order_with_what_they_have_so_far() -> None
 
 @in_loop
 async def test_a_check_says_what_it_found_and_who_asked(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "outrider.audit")
     async with house(mesh=MESH) as (front, _):
         sound = await front.client.check_integrity()
         assert (list(sound.violations), sound.ranks_checked) == ([], 4)
-        assert not caplog.records
+        [record] = caplog.records
+        assert record.levelno == logging.INFO
+        assert record.getMessage().endswith("had the state checked: all invariants hold")
+        caplog.clear()
         front.engine.rank_violations[2].append("page 3 is held twice")
         found = await front.client.check_integrity()
         assert (list(found.violations), found.ranks_checked) == (["rank 2: page 3 is held twice"], 4)

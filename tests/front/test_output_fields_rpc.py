@@ -13,7 +13,7 @@ from fakes.whole_calls import sequences_of
 
 from outrider.v1 import inference_pb2, types_pb2
 from outrider.v1.inference_pb2 import GenerateRequest, GenerateResponse, Prediction, TokenIds
-from runtime.front.inference_service import LONG_ECHO_TOKENS
+from runtime.front.calls import LONG_ECHO_TOKENS
 from runtime.front.replies import logprob_message
 from workers.demands import Constraint
 

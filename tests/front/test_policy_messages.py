@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fakes.a_moment import a_moment
+from fakes.a_moment import an_engine
 from fakes.advice import ADVICE, SHADOW, VIEW
 
 from outrider.v1 import operator_pb2
@@ -106,7 +106,7 @@ def test_every_state_of_a_profile_has_its_word(state: ProfileState):
 
 
 def test_every_figure_of_the_planner_goes_to_its_own_field():
-    statistics = a_moment().statistics
+    statistics = an_engine().statistics
     message = policy_messages.speculation_message(VIEW, statistics)
     own = {"profile", "profile_detail", "rollback_tokens", "shadow"}
     for field in message.DESCRIPTOR.fields:

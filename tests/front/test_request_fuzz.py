@@ -93,6 +93,7 @@ operations: dict[str, st.SearchStrategy[Message]] = {
     "Resume": optional_fields(operator_pb2.ResumeRequest, {}),
     "Abort": optional_fields(operator_pb2.AbortRequest, {"request_ids": request_ids}),
     "CheckIntegrity": optional_fields(operator_pb2.CheckIntegrityRequest, {}),
+    "Reload": optional_fields(operator_pb2.ReloadRequest, {}),
 }
 
 

@@ -18,7 +18,12 @@ from workers.plan import LoadError
 
 def served(defaults: SamplingDefaults) -> ServedModel:
     return ServedModel(
-        name="demo", vocab_size=27, max_model_len=64, eos_token_ids=(26,), default_max_tokens=16, defaults=defaults
+        name="demo",
+        vocab_size=27,
+        max_model_len=64,
+        eos_token_ids=(26,),
+        default_max_tokens=lambda: 16,
+        defaults=defaults,
     )
 
 

@@ -10,13 +10,13 @@ from dataclasses import fields
 import pytest
 from fakes.front import TOKENIZER, in_loop
 
-from configs.schema import ServerSettings
+from configs.schema import ServerSettings, ServeSettings
 from runtime.events import ErrorEvent, TokenEvent
 from runtime.front.errors import InvalidRequest, SlowReader, Unavailable
 from runtime.front.hub import StreamHub
-from runtime.front.replies import total_of
 from runtime.front.sequences import SequenceStreams, open_sequences
-from runtime.request import Finish, FinishReason, StopParams, Usage
+from runtime.in_force import SettingsInForce
+from runtime.request import Finish, FinishReason, StopParams, Usage, total_of
 from runtime.stream.text_stream import TextStream
 
 LENGTH = Finish(reason=FinishReason.LENGTH)
@@ -25,9 +25,9 @@ FIRST_UID = 7
 
 @contextmanager
 def opened(n: int, *, whole: bool = False, max_unread: int = 100) -> Iterator[tuple[StreamHub, SequenceStreams]]:
-    hub = StreamHub(ServerSettings(max_frame_tokens_unread=max_unread))
+    hub = StreamHub(SettingsInForce(ServeSettings(server=ServerSettings(max_frame_tokens_unread=max_unread))))
     texts = [TextStream(TOKENIZER.detokenizer(), StopParams(max_tokens=99)) for _ in range(n)]
-    with open_sequences(hub, FIRST_UID, texts, abort=lambda uid: None, whole=whole) as sequences:
+    with open_sequences(hub, FIRST_UID, texts, abort=lambda uid, error: None, whole=whole) as sequences:
         yield hub, sequences
 
 

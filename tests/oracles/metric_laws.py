@@ -8,14 +8,18 @@ from itertools import pairwise
 from prometheus_client.parser import text_string_to_metric_families
 
 Scrape = dict[str, dict[tuple[str, ...], float]]
-"""Sample name to label values, the model's left out, to value."""
+"""Sample name to label values, those that all have left out and that of a bucket last, to value."""
+
+COMMON = ("model_name", "engine")
 
 
 def parse(text: str) -> Scrape:
     found: Scrape = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            labels = tuple(value for name, value in sample.labels.items() if name != "model_name")
+            labels = tuple(value for name, value in sample.labels.items() if name not in (*COMMON, "le"))
+            if "le" in sample.labels:
+                labels += (sample.labels["le"],)
             assert labels not in found.setdefault(sample.name, {}), f"{sample.name}{labels} twice"
             found[sample.name][labels] = sample.value
     return found
@@ -46,6 +50,12 @@ def check_laws(found: Scrape) -> None:
     assert sum(prefixes.values()) == one["vllm:spec_decode_num_drafts_total"] <= one["outrider_rounds_total"]
     assert sum(int(length) * count for (length,), count in prefixes.items()) == accepted
     live = one["vllm:num_requests_running"] + one["vllm:num_requests_waiting"]
+    assert one["outrider_waiting_requests"] == one["vllm:num_requests_waiting"]
+    assert bool(one["outrider_longest_wait_seconds"]) <= bool(one["outrider_waiting_requests"])
+    assert one["outrider_step_duration_seconds_count"] == one["outrider_steps_total"]
+    assert one["outrider_engine_overhead_seconds_count"] == one["outrider_steps_total"]
+    assert one["outrider_engine_overhead_seconds_sum"] <= one["outrider_step_duration_seconds_sum"]
+    assert one["outrider_restarts_total"] <= one["outrider_rank_losses_total"]
     assert one["outrider_requests_submitted_total"] == one["outrider_requests_ended_total"] + live
     assert one["vllm:request_success_total"] == one["outrider_requests_ended_total"]
     assert one["outrider_running_requests"] == one["vllm:num_requests_running"] == one["outrider_slots_used"]
@@ -53,9 +63,12 @@ def check_laws(found: Scrape) -> None:
     assert one["outrider_state"] == one["outrider_policy"] == 1
     for name in found:
         if name.endswith("_bucket"):
-            counts = list(found[name].values())
-            assert counts == sorted(counts)
-            assert counts[-1] == one[name.removesuffix("_bucket") + "_count"]
+            groups: dict[tuple[str, ...], list[float]] = {}
+            for (*labels, _), count in found[name].items():
+                groups.setdefault(tuple(labels), []).append(count)
+            for labels, counts in groups.items():
+                assert counts == sorted(counts)
+                assert counts[-1] == found[name.removesuffix("_bucket") + "_count"][labels]
 
 
 def check_rise(before: Scrape, after: Scrape) -> None:

@@ -18,6 +18,7 @@ from runtime.front.errors import (
     StaleRevision,
     Unavailable,
 )
+from runtime.in_force import SettingsInForce
 from runtime.request import Finish, FinishReason
 from runtime.verification.policy import Fixed, Off
 from workers.plan import StepPlan, StepResult
@@ -107,7 +108,7 @@ async def test_statistics_of_several_ranks_add_up_and_time_is_that_of_the_slowes
 @asynchronous
 async def test_each_ranks_start_is_reported_and_the_layout_known() -> None:
     source = FakeSource(dp=2)
-    engine = Engine(SETTINGS, source, RecordingSink())
+    engine = Engine(SettingsInForce(SETTINGS), source, RecordingSink())
     heard: list[tuple[int, str, int, int]] = []
     await engine.start(lambda *what: heard.append(what))
     assert heard == [(0, "launch", 1, 1), (1, "launch", 1, 1)]
@@ -298,7 +299,7 @@ async def test_refusals_are_synchronous_and_leave_nothing() -> None:
 
 @asynchronous
 async def test_before_the_start_everything_is_unavailable() -> None:
-    engine = Engine(SETTINGS, FakeSource(), RecordingSink())
+    engine = Engine(SettingsInForce(SETTINGS), FakeSource(), RecordingSink())
     for act in (
         lambda: engine.submit(request(1)),
         lambda: engine.description,
@@ -314,7 +315,9 @@ async def test_before_the_start_everything_is_unavailable() -> None:
 async def test_a_step_size_that_does_not_suit_the_worker_fails_the_start_and_leaves_no_worker() -> None:
     source = FakeSource()
     engine = Engine(
-        SETTINGS.model_copy(update={"scheduler": SchedulerSettings(max_step_tokens=4)}), source, RecordingSink()
+        SettingsInForce(SETTINGS.model_copy(update={"scheduler": SchedulerSettings(max_step_tokens=4)})),
+        source,
+        RecordingSink(),
     )
     with pytest.raises(ValueError, match="max_step_tokens is 4"):
         await engine.start()

@@ -12,7 +12,14 @@ from fakes.requests import request
 from fakes.worker import true_stream
 
 from configs.schema import SchedulerSettings, ServeSettings
-from runtime.front.errors import AbortedByOperator, DuplicateRequest, InternalError, InvalidRequest, Unavailable
+from runtime.front.errors import (
+    AbortedByOperator,
+    DuplicateRequest,
+    InternalError,
+    InvalidRequest,
+    SlowReader,
+    Unavailable,
+)
 from runtime.live import EarlyEnd, RequestState
 from runtime.request import FinishReason, seed_of_sequence
 from workers.plan import StepPlan, StepResult, WorkerLost
@@ -114,7 +121,7 @@ def test_one_stream_that_is_given_up_leaves_the_others_alone(steps: int, ended: 
             await settle_down()
             for _ in range(steps):
                 await h.step()
-            h.engine.abandon(ended)
+            h.engine.abandon(ended, SlowReader("too slow"))
             await let_all_go(h)
             others = {1, 2, 3} - {ended}
             await h.sink.wait_for_end(*others)

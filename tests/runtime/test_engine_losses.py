@@ -15,6 +15,7 @@ from fakes.worker import FakeSource, describe, true_stream
 from runtime.engine import Engine
 from runtime.events import ErrorEvent, TokenEvent
 from runtime.front.errors import InternalError, OutriderError, Unavailable
+from runtime.in_force import SettingsInForce
 from state.ledger import Ledger, RunningSequence
 from workers.plan import LoadError, StepPlan, StepResult, StepTimeout, WorkerLost
 
@@ -207,7 +208,7 @@ def test_a_recovery_that_fails_itself_ends_everything_loudly(
             assert isinstance(h.sink.end_of(2), InternalError)
             assert "the engine has ended" in str(h.sink.end_of(2))
             assert not h.engine.is_serving
-            assert h.states == [True, False]
+            assert (h.states, h.engine.has_ended) == ([True, False, False], True), "told of the loss, and of the end"
             with pytest.raises(Unavailable):
                 h.engine.submit(request(3))
             assert [r.levelname for r in caplog.records if "loop has ended" in r.message] == ["CRITICAL"]
@@ -230,7 +231,7 @@ def test_books_that_cannot_let_go_keep_no_stream_from_its_end(monkeypatch: pytes
 
     async def scenario() -> None:
         source, sink = FakeSource(describe(num_slots=2), gated=True), RecordingSink()
-        engine = Engine(SETTINGS, source, sink)
+        engine = Engine(SettingsInForce(SETTINGS), source, sink)
         await engine.start()
         for uid in (1, 2):
             engine.submit(request(uid))

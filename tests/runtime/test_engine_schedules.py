@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from configs.schema import SchedulerSettings, ServeSettings, SpeculationSettings
 from runtime.engine import Engine
 from runtime.front.errors import InvalidRequest, Overloaded, Unavailable
+from runtime.in_force import SettingsInForce
 from runtime.request import Finish, FinishReason, Request, sequences_of
 from runtime.verification.policy import Dynamic, Fixed, Off, Policy
 from workers.plan import LoadError, StepPlan, StepTimeout, WorkerLost
@@ -65,7 +66,14 @@ class Schedules(RuleBasedStateMachine):
             describe(num_slots=3, num_pages=(16, 16)), dp=dp, gated=True, max_step_tokens=max_step_tokens, accept=accept
         )
         profiles = FormulaProfiles(FormulaCosts(cliffs=tuple(cliffs)))
-        self.engine = Engine(house, self.source, self.sink, profiles=profiles, pause=no_pause, clock=lambda: self.now_s)
+        self.engine = Engine(
+            SettingsInForce(house),
+            self.source,
+            self.sink,
+            profiles=profiles,
+            pause=no_pause,
+            clock=lambda: self.now_s,
+        )
         self.run(self.engine.start())
 
     def run(self, what: object = None) -> object:

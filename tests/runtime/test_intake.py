@@ -20,7 +20,7 @@ def accept(intake: Intake, wanted: Request, *, num_waiting: int = 0, num_opening
 
 
 def test_uids_are_never_given_twice() -> None:
-    intake = Intake(1)
+    intake = Intake(lambda: 1)
     assert len({intake.next_uid() for _ in range(100)}) == 100
 
 
@@ -63,7 +63,7 @@ def test_a_refusal_names_the_field(field: str, wanted: Request) -> None:
 
 
 def test_a_live_name_is_refused_until_it_is_forgotten() -> None:
-    intake = Intake(5)
+    intake = Intake(lambda: 5)
     accept(intake, request(1, request_id="a"))
     with pytest.raises(DuplicateRequest, match="'a' is live"):
         accept(intake, request(2, request_id="a"))
@@ -73,7 +73,7 @@ def test_a_live_name_is_refused_until_it_is_forgotten() -> None:
 
 
 def test_the_queue_holds_max_waiting_beside_what_the_next_step_takes() -> None:
-    intake = Intake(2)
+    intake = Intake(lambda: 2)
     accept(intake, request(1), num_waiting=1)
     with pytest.raises(Overloaded, match="2 requests wait, the queue holds 2"):
         accept(intake, request(2), num_waiting=2)
@@ -81,14 +81,14 @@ def test_the_queue_holds_max_waiting_beside_what_the_next_step_takes() -> None:
 
 
 def test_without_a_queue_only_open_slots_count() -> None:
-    intake = Intake(0)
+    intake = Intake(lambda: 0)
     accept(intake, request(1), num_waiting=0, num_openings=1)
     with pytest.raises(Overloaded):
         accept(intake, request(2), num_waiting=1, num_openings=1)
 
 
 def test_a_refused_request_leaves_its_name_free() -> None:
-    intake = Intake(0)
+    intake = Intake(lambda: 0)
     with pytest.raises(Overloaded):
         accept(intake, request(1, request_id="a"))
     with pytest.raises(InvalidRequest):
@@ -97,7 +97,7 @@ def test_a_refused_request_leaves_its_name_free() -> None:
 
 
 def test_a_family_gets_uids_in_a_row() -> None:
-    intake = Intake(1)
+    intake = Intake(lambda: 1)
     first = intake.next_uid(3)
     assert [intake.next_uid(), intake.next_uid(2), intake.next_uid()] == [first + 3, first + 4, first + 6]
 
@@ -114,7 +114,7 @@ def test_a_family_that_can_never_run_together_is_refused_with_the_numbers() -> N
 
 
 def test_a_family_keeps_its_name_until_the_last_of_it_has_ended() -> None:
-    intake = Intake(5)
+    intake = Intake(lambda: 5)
     accept(intake, request(1, request_id="a", n=2, max_tokens=3))
     intake.forget("a")
     with pytest.raises(DuplicateRequest):
@@ -124,7 +124,7 @@ def test_a_family_keeps_its_name_until_the_last_of_it_has_ended() -> None:
 
 
 def test_a_family_is_taken_in_where_one_more_may_wait() -> None:
-    intake = Intake(3)
+    intake = Intake(lambda: 3)
     accept(intake, request(1, num_prompt=2, n=4, max_tokens=1), num_waiting=2)
     with pytest.raises(Overloaded, match="6 requests wait, the queue holds 3"):
         accept(intake, request(5), num_waiting=6)

@@ -13,6 +13,7 @@ from fakes.front_sink import RecordingSink
 from fakes.worker import FakeSource, describe
 
 from runtime.engine import Engine
+from runtime.in_force import SettingsInForce
 from runtime.verification.policy import Fixed, Off
 from workers.plan import WorkerLost
 
@@ -25,7 +26,7 @@ async def life(state_dir: Path, *, revision: int = 1, gamma_max: int = 4) -> Asy
     speculation = SETTINGS.speculation.model_copy(update={"revision": revision})
     settings = SETTINGS.model_copy(update={"speculation": speculation})
     source = FakeSource(describe(gamma_max=gamma_max))
-    engine = Engine(settings, source, RecordingSink(), state_dir=state_dir)
+    engine = Engine(SettingsInForce(settings), source, RecordingSink(), state_dir=state_dir)
     await engine.start()
     try:
         yield engine, source

@@ -112,8 +112,30 @@ async def test_a_group_that_is_lost_meanwhile_costs_no_request_and_the_next_one_
             await come_back(h)
             await settle_down()
         assert [group.prepared for group in h.source.groups[1:]] == [[], [B, A]]
+        assert h.states == [True, False, True], "nobody was told that the second life served"
         await serve_all(h)
         assert [h.sink.end_of(uid) for uid in (1, 2)] == [LENGTH] * 2
+
+
+@asynchronous
+async def test_lives_that_end_before_they_serve_are_one_outage_and_nobody_waits_for_all_of_them() -> None:
+    """What takes a rank along wherever it is made ready would else keep the server from ever coming back."""
+    async with waiting(constrained(1, A)) as h:
+        prepare = FakeGroup.prepare
+
+        async def dies(group: FakeGroup, constraint: Constraint) -> str:
+            h.now_s += ROOMY.cluster.start_timeout_s / 2 + 1
+            group.lose(WorkerLost("gone again"))
+            return await prepare(group, constraint)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(FakeGroup, "prepare", dies)
+            await come_back(h)
+            for _ in range(5):
+                await settle_down()
+        assert isinstance(h.sink.end_of(1), Unavailable)
+        assert h.states == [True, False, True]
+        assert h.engine.status().losses.count == 1
 
 
 @asynchronous

@@ -12,6 +12,7 @@ from fakes.worker import FakeSource
 
 from runtime.engine import Engine
 from runtime.front.errors import InvalidRequest, Unavailable
+from runtime.in_force import SettingsInForce
 from workers.demands import Constraint
 from workers.plan import WorkerError, WorkerLost
 
@@ -56,7 +57,7 @@ async def test_a_rank_that_cannot_say_is_no_fault_of_the_constraint_and_the_grou
 
 @asynchronous
 async def test_without_ranks_or_while_nothing_is_taken_in_nothing_is_prepared() -> None:
-    engine = Engine(SETTINGS, FakeSource(), RecordingSink())
+    engine = Engine(SettingsInForce(SETTINGS), FakeSource(), RecordingSink())
     with pytest.raises(Unavailable, match="starting"):
         await engine.prepare(GOOD)
     async with house() as h:

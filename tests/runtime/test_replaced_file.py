@@ -56,3 +56,16 @@ def test_where_it_cannot_be_written_the_old_text_stands(tmp_path: Path) -> None:
         replace_text(tmp_path / "file", "\ud800")
     assert (tmp_path / "file").read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_processes_that_have_the_same_number_do_not_write_into_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers in containers that share a folder may all be process 1."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    path, texts = tmp_path / "file", [letter * 200_000 for letter in "abcd"]
+    with ThreadPoolExecutor(4) as writers:
+        for _ in range(5):
+            list(writers.map(lambda text: replace_text(path, text), texts))
+            assert path.read_text() in texts
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,9 +141,13 @@ def test_files_that_cannot_be_read_end_the_start_though_ranks_would_start_for_ev
 def test_what_cannot_be_served_starts_no_rank(deploy, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     nowhere = tmp_path / "file" / "state"
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    choose = r"choose another with operator\.host and operator\.port"
 
     async def scenario() -> None:
         for refused, error, match in (
+            (deploy(**{"operator.port": port}), OSError, f":{port} for operators: Address already in use; {choose}"),
             (deploy(dp=9), LoadError, "dp9 tp1 ep9 does not suit this model: 8 experts are too few for 9 ranks"),
             (deploy(state_dir=nowhere), OSError, f"state_dir {nowhere} cannot be written: .*; set state_dir to"),
         ):
@@ -152,7 +157,8 @@ def test_what_cannot_be_served_starts_no_rank(deploy, tmp_path: Path) -> None:
             assert not supervisor.has_begun.is_set()
             await deployment.stop(0)
 
-    run(scenario)
+    with taken:
+        run(scenario)
 
 
 def test_files_are_read_while_ranks_start(deploy, monkeypatch: pytest.MonkeyPatch) -> None:

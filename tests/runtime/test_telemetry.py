@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.a_moment import a_moment
+from fakes.a_moment import FRONT, an_engine
+from fakes.advice import VIEW
 from fakes.engine_house import SETTINGS, House, asynchronous, house, settle_down
 from fakes.requests import request
 from oracles.metric_laws import Scrape, check_laws, check_rise, parse
@@ -17,8 +18,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from runtime.front.errors import Overloaded, Unavailable
 from runtime.histogram import Histogram
-from runtime.status import EngineStatus
-from runtime.telemetry import METRICS, EngineCollector, HistogramRow, Row
+from runtime.status import EngineStatus, FrontStatus, Moment
+from runtime.telemetry import METRICS, EngineCollector, FrontRow, HistogramRow, Row
 from runtime.verification.policy import Dynamic, Fixed, Off, PolicyState
 from runtime.verification.view import ProfileState, ProfileStatus, SpeculationView
 from workers.plan import WorkerLost
@@ -42,9 +43,9 @@ ROUTERS_LOOK_FOR = {
 }
 
 
-def scrape(look: Callable[[], EngineStatus]) -> Scrape:
+def scrape(look: Callable[[], EngineStatus | None], front: FrontStatus = FRONT) -> Scrape:
     registry = CollectorRegistry()
-    registry.register(EngineCollector("a model", look))
+    registry.register(EngineCollector("a model", lambda: Moment(engine=look(), front=front)))
     return parse(generate_latest(registry).decode())
 
 
@@ -57,12 +58,15 @@ def test_names_are_unique_and_routers_find_theirs():
 
 def test_the_documents_tell_every_metric():
     text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
-    rows = [f"| `{row.name}` | {_kind(row)} | {row.meaning} |" for row in METRICS]
+    rows = [
+        f"| `{row.name}` | {_kind(row)} | {', '.join(f'`{label}`' for label in row.labels)} | {row.meaning} |"
+        for row in METRICS
+    ]
     assert [row for row in rows if row not in text] == []
     assert text.count("| `vllm:") + text.count("| `outrider_") == len(rows)
 
 
-def _kind(row: Row | HistogramRow) -> str:
+def _kind(row: Row | FrontRow | HistogramRow) -> str:
     return "histogram" if isinstance(row, HistogramRow) else row.kind.name.lower()
 
 
@@ -71,6 +75,9 @@ EXPECTED: Scrape = {
     "vllm:num_requests_waiting": {(): 61},
     "vllm:kv_cache_usage_perc": {(): 599 / 800},
     "vllm:cache_config_info": {("4", "24"): 1},
+    "vllm:prefix_cache_queries_total": {(): 0},
+    "vllm:prefix_cache_hits_total": {(): 0},
+    "vllm:num_preemptions_total": {(): 0},
     "vllm:prompt_tokens_total": {(): 404},
     "vllm:generation_tokens_total": {(): 73},
     "vllm:request_success_total": {
@@ -89,13 +96,42 @@ EXPECTED: Scrape = {
     "vllm:request_queue_time_seconds_sum": {(): 501},
     "vllm:request_prefill_time_seconds_sum": {(): 502},
     "vllm:request_decode_time_seconds_sum": {(): 503},
+    "vllm:request_inference_time_seconds_sum": {(): 507},
+    "vllm:request_time_per_output_token_seconds_sum": {(): 508},
+    "vllm:request_prompt_tokens_sum": {(): 509},
+    "vllm:request_params_n_sum": {(): 510},
+    "vllm:request_params_max_tokens_sum": {(): 511},
     "vllm:request_generation_tokens_sum": {(): 504},
     "vllm:request_generation_tokens_count": {(): 504 + 505 + 506},
     "vllm:request_generation_tokens_bucket": {("1.0",): 504, ("2.0",): 1009, ("+Inf",): 1515},
+    "outrider_build_info": {("7.0.8", "7.0.7", "", "7.0.9", "7.0.6"): 1},
     "outrider_model_info": {("2", "float32", "2", "fake", "reference", "1"): 1},
-    "outrider_state": {("serving",): 0, ("draining",): 1, ("recovering",): 0, ("stopping",): 0},
+    "outrider_state": {
+        ("serving",): 0,
+        ("stalled",): 0,
+        ("withdrawing",): 0,
+        ("draining",): 1,
+        ("recovering",): 0,
+        ("stopping",): 0,
+    },
     "outrider_uptime_seconds": {(): 114},
     "outrider_restarts_total": {(): 113},
+    "outrider_rank_losses_total": {(): 120},
+    "outrider_outage_seconds_total": {(): 121.5},
+    "outrider_rpc_errors_total": {("Forbidden",): 703, ("InvalidRequest",): 702, ("Overloaded",): 701},
+    "outrider_reloads_total": {
+        ("settings", "taken"): 710,
+        ("settings", "refused"): 711,
+        ("identities", "taken"): 713,
+        ("identities", "refused"): 714,
+        ("certificates", "taken"): 715,
+        ("certificates", "refused"): 716,
+    },
+    "outrider_reload_refused": {("settings",): 1, ("identities",): 0, ("certificates",): 1},
+    "outrider_settings_held_back": {(): 712},
+    "outrider_certificate_expiry_timestamp_seconds": {("certificates",): 717.5},
+    "outrider_open_calls": {(): 704},
+    "outrider_open_streams": {(): 705},
     "outrider_requests_submitted_total": {(): 401},
     "outrider_requests_ended_total": {
         ("eos",): 410,
@@ -108,6 +144,9 @@ EXPECTED: Scrape = {
         ("failed",): 417,
     },
     "outrider_requests_refused_total": {("Overloaded",): 402, ("Unavailable",): 403},
+    "outrider_waiting_requests": {("high",): 420, ("normal",): 421, ("low",): 422},
+    "outrider_longest_wait_seconds": {(): 423.5},
+    "outrider_queue_wait_seconds_sum": {("high",): 550, ("normal",): 551, ("low",): 552},
     "outrider_running_requests": {("0",): 31, ("1",): 32},
     "outrider_slots_used": {("0",): 51, ("1",): 52},
     "outrider_slots_free": {("0",): 41, ("1",): 42},
@@ -117,6 +156,7 @@ EXPECTED: Scrape = {
     "outrider_policy_info": {("", "fixed", ""): 1},
     "outrider_policy_fallback": {(): 1},
     "outrider_gamma_current": {(): 6},
+    "outrider_budget_current": {(): VIEW.budget},
     "outrider_gamma_changes_total": {(): 116},
     "outrider_steps_total": {(): 71},
     "outrider_rounds_total": {(): 72},
@@ -143,6 +183,8 @@ EXPECTED: Scrape = {
     "outrider_shadow_agreed_steps": {(): 602},
     "outrider_shadow_tokens": {("in_force",): 603.5, ("shadow",): 605.5},
     "outrider_shadow_step_seconds": {("in_force",): 604.5, ("shadow",): 606.5},
+    "outrider_step_duration_seconds_sum": {(): 520},
+    "outrider_engine_overhead_seconds_sum": {(): 521},
     "outrider_rank_seconds_total": {(): 101},
     "outrider_step_seconds_total": {("target",): 102, ("verify",): 103, ("commit",): 104, ("draft",): 105},
     "outrider_exchange_seconds_total": {("all",): 106, ("dispatch",): 107, ("combine",): 108},
@@ -154,14 +196,21 @@ EXPECTED: Scrape = {
 
 
 def test_each_metric_is_read_off_its_own_figure():
-    found = scrape(a_moment)
+    found = scrape(an_engine)
     assert {name: found[name] for name in EXPECTED} == EXPECTED
     told = {name.removesuffix("_sum").removesuffix("_bucket").removesuffix("_count") for name in EXPECTED}
     assert {row.name for row in METRICS} == told
 
 
+def test_before_there_is_an_engine_the_figures_of_the_front_are_told_alone():
+    found = scrape(lambda: None)
+    assert set(found) == {row.name for row in METRICS if isinstance(row, FrontRow)}
+    assert {"outrider_build_info", "outrider_rpc_errors_total", "outrider_reload_refused"} <= set(found)
+    assert found == {name: EXPECTED[name] for name in found}
+
+
 def test_the_policy_off_drafts_nothing():
-    found = scrape(lambda: replace(a_moment(), policy=PolicyState(policy=Off(), revision=1, effective_step=1)))
+    found = scrape(lambda: replace(an_engine(), policy=PolicyState(policy=Off(), revision=1, effective_step=1)))
     assert found["outrider_gamma_current"] == {(): 0}
     assert found["outrider_policy"] == {("off",): 1, ("fixed",): 0, ("dynamic",): 0}
 
@@ -169,7 +218,7 @@ def test_the_policy_off_drafts_nothing():
 def test_a_dynamic_policy_is_told_with_what_it_chose_and_each_priority_has_a_sample():
     classes = ((-2, Dynamic(itl_limit_ms=9.0)), (3, Fixed(1)))
     policy = PolicyState(policy=Dynamic(), revision=40, effective_step=1, classes=classes, num_changes=3)
-    found = scrape(lambda: replace(a_moment(), policy=policy))
+    found = scrape(lambda: replace(an_engine(), policy=policy))
     assert found["outrider_policy"] == {("off",): 0, ("fixed",): 0, ("dynamic",): 1}
     assert found["outrider_policy_info"] == {
         ("throughput", "dynamic", ""): 1,
@@ -182,7 +231,7 @@ def test_a_dynamic_policy_is_told_with_what_it_chose_and_each_priority_has_a_sam
 
 def test_without_a_shadow_or_drafts_there_are_no_samples_of_them():
     bare = SpeculationView(profile=ProfileStatus(state=ProfileState.OK, detail="measured here"))
-    found = scrape(lambda: replace(a_moment(), speculation=bare))
+    found = scrape(lambda: replace(an_engine(), speculation=bare))
     for name in ("shadow_steps", "shadow_agreed_steps", "shadow_tokens", "shadow_step_seconds", "draft_survival"):
         assert f"outrider_{name}" not in found
     assert found["outrider_profile_state"][("ok",)] == 1

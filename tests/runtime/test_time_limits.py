@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from fakes.engine_house import LENGTH, SETTINGS, House, asynchronous, house, settle_down
@@ -12,7 +13,7 @@ from fakes.worker import FakeSource, describe, true_stream
 from configs.schema import ClusterSettings, SchedulerSettings
 from runtime.front.errors import Unavailable
 from runtime.live import EarlyEnd
-from runtime.request import Finish, FinishReason
+from runtime.request import Finish, FinishReason, ReportParams
 from workers.plan import WorkerLost
 
 TIME_LIMIT = Finish(reason=FinishReason.TIME_LIMIT)
@@ -107,6 +108,24 @@ async def test_one_that_waits_and_one_whose_prompt_is_being_read_end_without_a_t
         while not h.sink.ends[2]:
             await h.step()
         assert tuple(h.sink.tokens[2]) == true_stream(request(2, num_prompt=4))
+
+
+@asynchronous
+async def test_what_was_read_of_a_prompt_until_its_time_was_up_is_told() -> None:
+    short_steps = SETTINGS.model_copy(update={"scheduler": SchedulerSettings(max_step_tokens=8)})
+    async with house(gated=True, settings=short_steps) as h:
+        limited = replace(
+            request(1, num_prompt=20, time_limit_s=5.0), report=ReportParams(num_prompt_logprobs=1, num_logprobs=0)
+        )
+        h.engine.submit(limited)
+        await settle_down()
+        await h.step()
+        h.now_s = 6.0
+        await h.step()
+        await h.step()
+        (event,) = h.sink.token_events
+        assert (event.tokens, event.finish) == ((), TIME_LIMIT)
+        assert tuple(one.token for one in event.prompt_logprobs) == limited.prompt[1:17]
 
 
 @asynchronous

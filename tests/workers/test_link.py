@@ -32,7 +32,12 @@ def address() -> Iterator[str]:
     echo_worker.GATE.clear()
     echo_worker.WAITING.clear()
     server, address = serve_worker(
-        echo_worker.load, epoch=EPOCH, bind_host=LOOPBACK, advertise_host=None, ports=range(1)
+        echo_worker.load,
+        epoch=EPOCH,
+        secret=echo_worker.TERMS.secret,
+        bind_host=LOOPBACK,
+        advertise_host=None,
+        ports=range(1),
     )
     yield address
     echo_worker.GATE.set()  # a step that waits would keep the server from ending
@@ -51,7 +56,7 @@ def linked(address: str, act: Callable[[WorkerClient], Awaitable[None]]) -> None
     """Runs `act` on a loaded link."""
 
     async def run() -> None:
-        client = WorkerClient(address)
+        client = WorkerClient(address, echo_worker.TERMS)
         try:
             async with asyncio.timeout(ACT_TIMEOUT_S):
                 await client.load(echo_worker.settings(), lambda *_: None)
@@ -66,7 +71,7 @@ def test_load_reports_progress_and_describes_the_worker(address: str) -> None:
     seen: list[tuple[str, int, int]] = []
 
     async def run() -> None:
-        client = WorkerClient(address)
+        client = WorkerClient(address, echo_worker.TERMS)
         description = await client.load(echo_worker.settings(), lambda *frame: seen.append(frame))
         await client.close()
         assert description == echo_worker.EchoWorker.description
@@ -94,7 +99,7 @@ def test_steps_come_back_in_order_though_several_are_in_flight(address: str) -> 
 )
 def test_the_text_of_a_failed_load_arrives_whole(address: str, path: str, error: type[Exception], text: str) -> None:
     async def run() -> None:
-        client = WorkerClient(address)
+        client = WorkerClient(address, echo_worker.TERMS)
         with pytest.raises(error) as caught:
             await client.load(echo_worker.settings(path), lambda *_: None)
         assert str(caught.value) == text
@@ -132,7 +137,7 @@ def test_a_link_that_is_closed_checks_nothing_and_says_so(address: str) -> None:
     """Before, and under the call: whoever asks is answered, and at once."""
 
     async def run() -> None:
-        client = WorkerClient(address)
+        client = WorkerClient(address, echo_worker.TERMS)
         await client.load(echo_worker.settings(), lambda *_: None)
         under_way = [asyncio.create_task(client.check_integrity()) for _ in range(8)]
         await asyncio.sleep(0)
@@ -151,7 +156,7 @@ def test_a_failed_worker_serves_nobody_again(address: str) -> None:
     async def act(client: WorkerClient) -> None:
         with pytest.raises(WorkerLost):
             await execute(client, plan(1, uid=echo_worker.UID_RAISES))
-        another = WorkerClient(address)
+        another = WorkerClient(address, echo_worker.TERMS)
         with pytest.raises(WorkerLost, match="the worker is unusable: ArithmeticError"):
             await another.check_integrity()
         await another.close()
@@ -173,7 +178,7 @@ def test_every_step_in_flight_fails_with_the_first_one(address: str) -> None:
 
 def test_a_worker_has_one_life_and_one_runtime(address: str) -> None:
     async def act(client: WorkerClient) -> None:
-        second = WorkerClient(address)
+        second = WorkerClient(address, echo_worker.TERMS)
         with pytest.raises(WorkerLost, match="a worker loads once"):
             await second.load(echo_worker.settings(), lambda *_: None)
         await second.close()
@@ -184,7 +189,12 @@ def test_a_worker_has_one_life_and_one_runtime(address: str) -> None:
 
 def test_a_link_that_ends_between_steps_is_noticed() -> None:
     server, address = serve_worker(
-        echo_worker.load, epoch=EPOCH, bind_host=LOOPBACK, advertise_host=None, ports=range(1)
+        echo_worker.load,
+        epoch=EPOCH,
+        secret=echo_worker.TERMS.secret,
+        bind_host=LOOPBACK,
+        advertise_host=None,
+        ports=range(1),
     )
 
     async def act(client: WorkerClient) -> None:
@@ -235,7 +245,12 @@ def test_addresses_bracket_what_has_colons(host: str, address: str) -> None:
 
 def test_a_factory_that_cannot_be_imported_is_a_failed_load() -> None:
     server, address = serve_worker(
-        factory_at("no_such_module:load"), epoch=EPOCH, bind_host=LOOPBACK, advertise_host=None, ports=range(1)
+        factory_at("no_such_module:load"),
+        epoch=EPOCH,
+        secret=echo_worker.TERMS.secret,
+        bind_host=LOOPBACK,
+        advertise_host=None,
+        ports=range(1),
     )
 
     async def act(client: WorkerClient) -> None: ...
@@ -258,4 +273,4 @@ def test_processes_that_are_forked_while_grpc_is_at_work_come_to_life() -> None:
 def health(address: str) -> int:
     with make_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
-        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=5).status
+        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=5, metadata=echo_worker.TERMS.metadata).status

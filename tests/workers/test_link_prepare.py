@@ -29,7 +29,12 @@ def address() -> Iterator[str]:
     echo_worker.GATE.clear()
     echo_worker.READY.clear()
     server, address = serve_worker(
-        echo_worker.load, epoch=EPOCH, bind_host=LOOPBACK, advertise_host=None, ports=range(1)
+        echo_worker.load,
+        epoch=EPOCH,
+        secret=echo_worker.TERMS.secret,
+        bind_host=LOOPBACK,
+        advertise_host=None,
+        ports=range(1),
     )
     yield address
     echo_worker.GATE.set()
@@ -40,7 +45,7 @@ def linked(address: str, act: Callable[[WorkerClient], Awaitable[None]]) -> None
     """Runs `act` on a loaded link, which can still do a step afterwards."""
 
     async def run() -> None:
-        client = WorkerClient(address)
+        client = WorkerClient(address, echo_worker.TERMS)
         try:
             async with asyncio.timeout(ACT_TIMEOUT_S):
                 await client.load(echo_worker.settings(), lambda *_: None)
@@ -176,7 +181,7 @@ def test_what_is_ready_does_not_wait_behind_what_is_compiled(address: str, monke
 
 def test_a_link_that_is_closed_prepares_nothing_and_says_so(address: str) -> None:
     async def run() -> None:
-        client = WorkerClient(address)
+        client = WorkerClient(address, echo_worker.TERMS)
         await client.load(echo_worker.settings(), lambda *_: None)
         async with asyncio.timeout(ACT_TIMEOUT_S):
             under_way = await compiling(client, MAX_PREPARING + 2)
@@ -191,13 +196,13 @@ def test_a_link_that_is_closed_prepares_nothing_and_says_so(address: str) -> Non
 
 def test_a_rank_that_is_not_loaded_or_has_failed_prepares_nothing(address: str) -> None:
     async def run() -> None:
-        client = WorkerClient(address)
+        client = WorkerClient(address, echo_worker.TERMS)
         with pytest.raises(WorkerLost, match="the worker is not loaded"):
             await client.prepare(GOOD)
         await client.load(echo_worker.settings(), lambda *_: None)
         with pytest.raises(WorkerLost):
             await step(client, 1, echo_worker.UID_RAISES)
-        another = WorkerClient(address)
+        another = WorkerClient(address, echo_worker.TERMS)
         with pytest.raises(WorkerLost, match="the worker is unusable: ArithmeticError"):
             await another.prepare(GOOD)
         await another.close()
@@ -209,4 +214,4 @@ def test_a_rank_that_is_not_loaded_or_has_failed_prepares_nothing(address: str) 
 def health(address: str) -> int:
     with make_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
-        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=5).status
+        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=5, metadata=echo_worker.TERMS.metadata).status

@@ -15,6 +15,7 @@ def opened(bind_host: str, advertise_host: str | None = None) -> OpenedRank:
     server, found = open_rank(
         echo_worker.load,
         epoch=1,
+        terms=echo_worker.TERMS,
         bind_host=bind_host,
         advertise_host=advertise_host,
         own_host="127.0.0.1",

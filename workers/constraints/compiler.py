@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from workers.constraints.grammar import LIMITS, explain, grammar_of, in_short
+from workers.constraints.soundness import check_ends
 from workers.demands import Constraint
 
 Mask = NDArray[np.uint8]
@@ -187,6 +188,8 @@ def compile_matcher(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher
     """One that has told its first mask. Raises ConstraintError; what it takes is not bounded."""
     try:
         grammar = grammar_of(constraint)
+        if constraint.kind == "lark":
+            check_ends(constraint.text, {end: tokenizer.decode_str([end]) for end in tokenizer.eos_tokens})
     except ValueError as error:
         raise ConstraintError(in_short(str(error))) from None
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)

@@ -45,6 +45,7 @@ MAX_DIGITS = 300
 """Of a number in a schema."""
 
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+_OF_COMPILER = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _EXCERPT = re.compile(r"\n *\d+ \| ")
 _IN_REGEX = re.compile(r"regex parse error:\n {4}.*\n {4}( *)\^+\nerror: (.*)")
@@ -172,6 +173,7 @@ def _character(text: str, column: int) -> int:
 
 def _plain(told: str) -> str:
     """In one line, the place in words, without an excerpt."""
+    told = told.replace(_OF_COMPILER, "say anyOf instead, where that is meant")
     told = _EXCERPT.split(told.replace("<non-verbose/>", "").split("\n  while processing ")[0])[0]
     told = _IN_REGEX.sub(lambda found: f"character {len(found[1]) + 1}: {found[2]}", told)
     told = _PLACE.sub(lambda found: f"line {found[1]}, column {found[2]}: ", told, count=1)

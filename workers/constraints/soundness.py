@@ -1,5 +1,5 @@
-"""What is wrong with a JSON schema that its compiler takes all the same: numbers that it would round, and schemas that
-only outputs without an end meet. Pure.
+"""What is wrong with a constraint that its compiler takes all the same: numbers that it would round, text that is none,
+schemas that only outputs without an end meet, grammars that go on behind the end. Pure.
 
 Numbers are doubles there, integers too: 1234567890123456789 would come out as another one.
 """
@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -21,7 +21,10 @@ MAX_EXACT = 2**63
 
 _OF_NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _DEFINITIONS = ("$defs", "definitions")
-_LARK = re.compile(r'%json\s*|"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
+_OPTIONS = "x-guidance"
+_TAKEN_OPTIONS = {"whitespace_flexible": bool, "whitespace_pattern": str}
+_LARK = re.compile(r'%json\s*|"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<[^<>\s"/]+>')
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 Needs = list[list[str]]
 """Of a schema: of each list one at least, places of other schemas, must have an output of finite length."""
@@ -32,7 +35,12 @@ def check_schema(schema: Schema) -> None:
     for place, value in _values("#", schema):
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"at {place}: the number is too large, doubles end at 1.8e308")
+        if not _is_text(place) or (isinstance(value, str) and not _is_text(value)):
+            raise ValueError(f"at {_printable(place)}: half of a surrogate pair is no character")
     parts = _all_parts(schema)
+    for pointer, part in parts.items():
+        if _OPTIONS in part:
+            _check_options(f"{pointer}/{_OPTIONS}", part[_OPTIONS], is_whole=pointer == "#")
     for pointer, part in parts.items():
         for key in _OF_NUMBERS:
             for place, value in _values(f"{pointer}/{key}", part.get(key)):
@@ -58,6 +66,45 @@ def embedded_schemas(lark: str) -> Iterator[tuple[int, Schema]]:
             continue
         if isinstance(schema, dict):
             yield line, schema
+
+
+def check_ends(lark: str, ends: Mapping[int, str]) -> None:
+    """Raises ValueError with the place where a Lark grammar names a token that ends the output: nothing is followed
+    behind it, and the grammar's own end needs none. ends: such tokens and their names."""
+    at = 0
+    while found := _LARK.search(lark, at):
+        at = found.end()
+        token = found[0]
+        if token in ends.values() or (token.startswith("<[") and any(_has(token[2:-2], end) for end in ends)):
+            line, column = 1 + lark.count("\n", 0, found.start()), found.start() - lark.rfind("\n", 0, found.start())
+            raise ValueError(f"line {line}, column {column}: {token} ends the output, which needs no token for that")
+
+
+def _has(listed: str, token: int) -> bool:
+    """Whether ids and ranges of them, comma between, name a token. Of all but some, as [^1], an end is not meant."""
+    found = (_RANGE.fullmatch(one) for one in listed.split(","))
+    return any(int(one[1]) <= token <= int(one[2] or one[1]) for one in found if one)
+
+
+def _check_options(place: str, options: Any, *, is_whole: bool) -> None:
+    """Of what the compiler may be told beside a schema, what is not about its meaning."""
+    taken = " and ".join(_TAKEN_OPTIONS)
+    if not is_whole or not isinstance(options, dict):
+        raise ValueError(f"at {place}: is an object with {taken}, of the whole schema alone")
+    for name, value in options.items():
+        kind = _TAKEN_OPTIONS.get(name)
+        if kind is None:
+            raise ValueError(f"at {place}/{escaped(name)}: is not taken; {taken} are")
+        if not isinstance(value, kind):
+            raise ValueError(f"at {place}/{name}: is {'true or false' if kind is bool else 'an expression'}")
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _values(place: str, value: Any) -> Iterator[tuple[str, Any]]:

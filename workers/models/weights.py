@@ -57,17 +57,9 @@ def load_parameters(
 ) -> LoadReport:
     """Copies what the table keeps into `parameters`, in place, cast to each parameter's dtype.
 
-    skip_prefixes: published names that the table leaves out on purpose, such as those of a drafter that is not wanted.
-    Raises LoadError that counts and names the missing, surplus, misshapen and unreadable tensors, and the parameters
-    that the table does not fill exactly; nothing has been copied then.
+    skip_prefixes: as in `check_parameters`. Raises as it does; nothing has been copied then.
     """
-    problems = [
-        *_tensor_problems(checkpoint, table, skip_prefixes),
-        *_parameter_problems(table, parameters),
-    ]
-    if problems:
-        raise LoadError(_summary(checkpoint, problems))
-
+    check_parameters(checkpoint, table, parameters, skip_prefixes=skip_prefixes)
     kept = [rule for rule in table if rule.pieces]
     total = sum(_bytes_kept(checkpoint, rule) for rule in kept)
     done = 0
@@ -90,6 +82,27 @@ def load_parameters(
         num_parameters=sum(parameter.numel() for parameter in parameters.values()),
         parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters.values()),
     )
+
+
+def check_parameters(
+    checkpoint: Checkpoint,
+    table: Sequence[TensorRule],
+    parameters: Mapping[str, torch.Tensor],
+    *,
+    skip_prefixes: tuple[str, ...] = (),
+) -> None:
+    """Compares the files' headers and the shapes of `parameters` with the table; reads no element.
+
+    skip_prefixes: published names that the table leaves out on purpose, such as those of a drafter that is not wanted.
+    Raises LoadError that counts and names the missing, surplus, misshapen and unreadable tensors, and the parameters
+    that the table does not fill exactly.
+    """
+    problems = [
+        *_tensor_problems(checkpoint, table, skip_prefixes),
+        *_parameter_problems(table, parameters),
+    ]
+    if problems:
+        raise LoadError(_summary(checkpoint, problems))
 
 
 def _tensor_problems(

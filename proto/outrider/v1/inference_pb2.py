@@ -22,42 +22,49 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boutrider/v1/inference.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"\x88\x07\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05model\x18\x02 \x01(\tH\x02\x88\x01\x01\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x15.outrider.v1.SamplingH\x03\x88\x01\x01\x12,\n\x08stopping\x18\x07 \x01(\x0b\x32\x15.outrider.v1.StoppingH\x04\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x05H\x05\x88\x01\x01\x12\x13\n\x06stream\x18\t \x01(\x08H\x06\x88\x01\x01\x12\x1a\n\rreport_rounds\x18\n \x01(\x08H\x07\x88\x01\x01\x12\x19\n\x0clora_adapter\x18\x0b \x01(\tH\x08\x88\x01\x01\x12\x17\n\nmax_drafts\x18\x0c \x01(\rH\t\x88\x01\x01\x12\x30\n\nconstraint\x18\x0e \x01(\x0b\x32\x17.outrider.v1.ConstraintH\n\x88\x01\x01\x12\x0e\n\x01n\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x0c\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\r\x88\x01\x01\x12\x11\n\x04\x65\x63ho\x18\x12 \x01(\x08H\x0e\x88\x01\x01\x12\x1b\n\x0ereport_offsets\x18\x13 \x01(\x08H\x0f\x88\x01\x01\x12\x30\n\nprediction\x18\x14 \x01(\x0b\x32\x17.outrider.v1.PredictionH\x10\x88\x01\x01\x12\x12\n\x05ngram\x18\x15 \x01(\x08H\x11\x88\x01\x01\x12(\n\x06oracle\x18\r \x01(\x0b\x32\x13.outrider.v1.OracleH\x12\x88\x01\x01\x42\x07\n\x05inputB\r\n\x0b_request_idB\x08\n\x06_modelB\x0b\n\t_samplingB\x0b\n\t_stoppingB\x0b\n\t_priorityB\t\n\x07_streamB\x10\n\x0e_report_roundsB\x0f\n\r_lora_adapterB\r\n\x0b_max_draftsB\r\n\x0b_constraintB\x04\n\x02_nB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x07\n\x05_echoB\x11\n\x0f_report_offsetsB\r\n\x0b_predictionB\x08\n\x06_ngramB\t\n\x07_oracle\"S\n\nPrediction\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\"2\n\x06Oracle\x12\x14\n\x0c\x63ontinuation\x18\x01 \x03(\r\x12\x12\n\nacceptance\x18\x02 \x01(\x01\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"p\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\"P\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\"\n\x06images\x18\x03 \x03(\x0b\x32\x12.outrider.v1.Image\"0\n\x05Image\x12\r\n\x03url\x18\x01 \x01(\tH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x08\n\x06source\"\xc9\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.outrider.v1.Usage\x12(\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x13.outrider.v1.FinishH\x00\x88\x01\x01\x12\"\n\x06rounds\x18\x07 \x03(\x0b\x32\x12.outrider.v1.Round\x12+\n\x08logprobs\x18\x08 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\x12\x32\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\x12\x0f\n\x07offsets\x18\n \x03(\r\x12:\n\x12lossy_verification\x18\x0b \x01(\x0e\x32\x19.outrider.v1.VerificationH\x01\x88\x01\x01\x12&\n\x05total\x18\x0c \x01(\x0b\x32\x12.outrider.v1.UsageH\x02\x88\x01\x01\x42\t\n\x07_finishB\x15\n\x13_lossy_verificationB\x08\n\x06_total\"g\n\x06\x46inish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x02 \x01(\rH\x00\x12\x0e\n\x04stop\x18\x03 \x01(\tH\x00\x42\t\n\x07matched\"\x11\n\x0fGetModelRequest\"\x89\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x10\n\x08numerics\x18\x07 \x01(\t\x12\x11\n\tgamma_max\x18\x08 \x01(\r\x12\x0f\n\x07version\x18\t \x01(\t\x12\x16\n\x0enum_parameters\x18\n \x01(\x04\x12\n\n\x02\x64p\x18\x0b \x01(\r\x12\n\n\x02tp\x18\x0c \x01(\r\x12\n\n\x02\x65p\x18\r \x01(\r\x12\x0f\n\x07\x64rafter\x18\x0e \x01(\t\"M\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r2\xef\x01\n\x10InferenceService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12G\n\x08GetModel\x12\x1c.outrider.v1.GetModelRequest\x1a\x1d.outrider.v1.GetModelResponse\x12G\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boutrider/v1/inference.proto\x12\x0boutrider.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x17outrider/v1/types.proto\"\x88\x07\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05model\x18\x02 \x01(\tH\x02\x88\x01\x01\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x15.outrider.v1.SamplingH\x03\x88\x01\x01\x12,\n\x08stopping\x18\x07 \x01(\x0b\x32\x15.outrider.v1.StoppingH\x04\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x05H\x05\x88\x01\x01\x12\x13\n\x06stream\x18\t \x01(\x08H\x06\x88\x01\x01\x12\x1a\n\rreport_rounds\x18\n \x01(\x08H\x07\x88\x01\x01\x12\x19\n\x0clora_adapter\x18\x0b \x01(\tH\x08\x88\x01\x01\x12\x17\n\nmax_drafts\x18\x0c \x01(\rH\t\x88\x01\x01\x12\x30\n\nconstraint\x18\x0e \x01(\x0b\x32\x17.outrider.v1.ConstraintH\n\x88\x01\x01\x12\x0e\n\x01n\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x0c\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\r\x88\x01\x01\x12\x11\n\x04\x65\x63ho\x18\x12 \x01(\x08H\x0e\x88\x01\x01\x12\x1b\n\x0ereport_offsets\x18\x13 \x01(\x08H\x0f\x88\x01\x01\x12\x30\n\nprediction\x18\x14 \x01(\x0b\x32\x17.outrider.v1.PredictionH\x10\x88\x01\x01\x12\x12\n\x05ngram\x18\x15 \x01(\x08H\x11\x88\x01\x01\x12(\n\x06oracle\x18\r \x01(\x0b\x32\x13.outrider.v1.OracleH\x12\x88\x01\x01\x42\x07\n\x05inputB\r\n\x0b_request_idB\x08\n\x06_modelB\x0b\n\t_samplingB\x0b\n\t_stoppingB\x0b\n\t_priorityB\t\n\x07_streamB\x10\n\x0e_report_roundsB\x0f\n\r_lora_adapterB\r\n\x0b_max_draftsB\r\n\x0b_constraintB\x04\n\x02_nB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x07\n\x05_echoB\x11\n\x0f_report_offsetsB\r\n\x0b_predictionB\x08\n\x06_ngramB\t\n\x07_oracle\"S\n\nPrediction\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\"2\n\x06Oracle\x12\x14\n\x0c\x63ontinuation\x18\x01 \x03(\r\x12\x12\n\nacceptance\x18\x02 \x01(\x01\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"p\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\"P\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\"\n\x06images\x18\x03 \x03(\x0b\x32\x12.outrider.v1.Image\"0\n\x05Image\x12\r\n\x03url\x18\x01 \x01(\tH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x08\n\x06source\"\xc9\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.outrider.v1.Usage\x12(\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x13.outrider.v1.FinishH\x00\x88\x01\x01\x12\"\n\x06rounds\x18\x07 \x03(\x0b\x32\x12.outrider.v1.Round\x12+\n\x08logprobs\x18\x08 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\x12\x32\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\x12\x0f\n\x07offsets\x18\n \x03(\r\x12:\n\x12lossy_verification\x18\x0b \x01(\x0e\x32\x19.outrider.v1.VerificationH\x01\x88\x01\x01\x12&\n\x05total\x18\x0c \x01(\x0b\x32\x12.outrider.v1.UsageH\x02\x88\x01\x01\x42\t\n\x07_finishB\x15\n\x13_lossy_verificationB\x08\n\x06_total\"g\n\x06\x46inish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x02 \x01(\rH\x00\x12\x0e\n\x04stop\x18\x03 \x01(\tH\x00\x42\t\n\x07matched\"\x11\n\x0fGetModelRequest\"\x89\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x10\n\x08numerics\x18\x07 \x01(\t\x12\x11\n\tgamma_max\x18\x08 \x01(\r\x12\x0f\n\x07version\x18\t \x01(\t\x12\x16\n\x0enum_parameters\x18\n \x01(\x04\x12\n\n\x02\x64p\x18\x0b \x01(\r\x12\n\n\x02tp\x18\x0c \x01(\r\x12\n\n\x02\x65p\x18\r \x01(\r\x12\x0f\n\x07\x64rafter\x18\x0e \x01(\t\"M\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r2\xb4\x02\n\x10InferenceService\x12\x62\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse\"\x17\x82\xd3\xe4\x93\x02\x11\"\x0c/v1/generate:\x01*0\x01\x12Z\n\x08GetModel\x12\x1c.outrider.v1.GetModelRequest\x1a\x1d.outrider.v1.GetModelResponse\"\x11\x82\xd3\xe4\x93\x02\x0b\x12\t/v1/model\x12`\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponse\"\x17\x82\xd3\xe4\x93\x02\x11\"\x0c/v1/tokenize:\x01*b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEREQUEST']._serialized_start=70
-  _globals['_GENERATEREQUEST']._serialized_end=974
-  _globals['_PREDICTION']._serialized_start=976
-  _globals['_PREDICTION']._serialized_end=1059
-  _globals['_ORACLE']._serialized_start=1061
-  _globals['_ORACLE']._serialized_end=1111
-  _globals['_TOKENIDS']._serialized_start=1113
-  _globals['_TOKENIDS']._serialized_end=1136
-  _globals['_CHAT']._serialized_start=1138
-  _globals['_CHAT']._serialized_end=1250
-  _globals['_CHATMESSAGE']._serialized_start=1252
-  _globals['_CHATMESSAGE']._serialized_end=1332
-  _globals['_IMAGE']._serialized_start=1334
-  _globals['_IMAGE']._serialized_end=1382
-  _globals['_GENERATERESPONSE']._serialized_start=1385
-  _globals['_GENERATERESPONSE']._serialized_end=1842
-  _globals['_FINISH']._serialized_start=1844
-  _globals['_FINISH']._serialized_end=1947
-  _globals['_GETMODELREQUEST']._serialized_start=1949
-  _globals['_GETMODELREQUEST']._serialized_end=1966
-  _globals['_GETMODELRESPONSE']._serialized_start=1969
-  _globals['_GETMODELRESPONSE']._serialized_end=2234
-  _globals['_TOKENIZEREQUEST']._serialized_start=2236
-  _globals['_TOKENIZEREQUEST']._serialized_end=2313
-  _globals['_TOKENIZERESPONSE']._serialized_start=2315
-  _globals['_TOKENIZERESPONSE']._serialized_end=2352
-  _globals['_INFERENCESERVICE']._serialized_start=2355
-  _globals['_INFERENCESERVICE']._serialized_end=2594
+  _globals['_INFERENCESERVICE'].methods_by_name['Generate']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Generate']._serialized_options = b'\202\323\344\223\002\021\"\014/v1/generate:\001*'
+  _globals['_INFERENCESERVICE'].methods_by_name['GetModel']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['GetModel']._serialized_options = b'\202\323\344\223\002\013\022\t/v1/model'
+  _globals['_INFERENCESERVICE'].methods_by_name['Tokenize']._loaded_options = None
+  _globals['_INFERENCESERVICE'].methods_by_name['Tokenize']._serialized_options = b'\202\323\344\223\002\021\"\014/v1/tokenize:\001*'
+  _globals['_GENERATEREQUEST']._serialized_start=100
+  _globals['_GENERATEREQUEST']._serialized_end=1004
+  _globals['_PREDICTION']._serialized_start=1006
+  _globals['_PREDICTION']._serialized_end=1089
+  _globals['_ORACLE']._serialized_start=1091
+  _globals['_ORACLE']._serialized_end=1141
+  _globals['_TOKENIDS']._serialized_start=1143
+  _globals['_TOKENIDS']._serialized_end=1166
+  _globals['_CHAT']._serialized_start=1168
+  _globals['_CHAT']._serialized_end=1280
+  _globals['_CHATMESSAGE']._serialized_start=1282
+  _globals['_CHATMESSAGE']._serialized_end=1362
+  _globals['_IMAGE']._serialized_start=1364
+  _globals['_IMAGE']._serialized_end=1412
+  _globals['_GENERATERESPONSE']._serialized_start=1415
+  _globals['_GENERATERESPONSE']._serialized_end=1872
+  _globals['_FINISH']._serialized_start=1874
+  _globals['_FINISH']._serialized_end=1977
+  _globals['_GETMODELREQUEST']._serialized_start=1979
+  _globals['_GETMODELREQUEST']._serialized_end=1996
+  _globals['_GETMODELRESPONSE']._serialized_start=1999
+  _globals['_GETMODELRESPONSE']._serialized_end=2264
+  _globals['_TOKENIZEREQUEST']._serialized_start=2266
+  _globals['_TOKENIZEREQUEST']._serialized_end=2343
+  _globals['_TOKENIZERESPONSE']._serialized_start=2345
+  _globals['_TOKENIZERESPONSE']._serialized_end=2382
+  _globals['_INFERENCESERVICE']._serialized_start=2385
+  _globals['_INFERENCESERVICE']._serialized_end=2693
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from google.api import annotations_pb2 as _annotations_pb2
 from outrider.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """The HTTP paths are for proxies that turn JSON into gRPC; this server itself speaks gRPC alone.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -52,7 +53,8 @@ class InferenceServiceStub:
 
 
 class InferenceServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """The HTTP paths are for proxies that turn JSON into gRPC; this server itself speaks gRPC alone.
+    """
 
     def Generate(self, request, context):
         """Streams one sequence, or `n` of them with frames in any order. Frames carry deltas; the last one of a sequence, and
@@ -64,7 +66,8 @@ class InferenceServiceServicer:
         ALREADY_EXISTS: the request id is live. RESOURCE_EXHAUSTED: the queue is full, the reader fell behind, or the message
         is longer than 4 MiB (16 bytes per token of context where that is more, at most 16 MiB).
         UNAVAILABLE: draining, not ready, or the worker was lost. Trailing metadata `x-tokens-sent` counts the ids that went
-        out before the end: retry an error only where it is 0.
+        out before the end: retry an error only where it is 0. Initial metadata comes with the first frame, so that proxies
+        may try elsewhere what ended before it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,7 +113,8 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """Missing associated documentation comment in .proto file."""
+    """The HTTP paths are for proxies that turn JSON into gRPC; this server itself speaks gRPC alone.
+    """
 
     @staticmethod
     def Generate(request,

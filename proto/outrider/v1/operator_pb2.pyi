@@ -1,3 +1,4 @@
+from google.api import annotations_pb2 as _annotations_pb2
 from outrider.v1 import inference_pb2 as _inference_pb2
 from outrider.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
@@ -30,6 +31,8 @@ class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SERVER_STATE_DRAINING: _ClassVar[ServerState]
     SERVER_STATE_RECOVERING: _ClassVar[ServerState]
     SERVER_STATE_STOPPING: _ClassVar[ServerState]
+    SERVER_STATE_STALLED: _ClassVar[ServerState]
+    SERVER_STATE_WITHDRAWING: _ClassVar[ServerState]
 
 class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -50,6 +53,8 @@ SERVER_STATE_SERVING: ServerState
 SERVER_STATE_DRAINING: ServerState
 SERVER_STATE_RECOVERING: ServerState
 SERVER_STATE_STOPPING: ServerState
+SERVER_STATE_STALLED: ServerState
+SERVER_STATE_WITHDRAWING: ServerState
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_PREFILLING: RequestState
@@ -269,7 +274,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("state", "outage", "uptime_s", "model", "versions", "ranks", "batches", "waiting", "max_waiting", "policy", "step", "epoch", "counters", "speculation")
+    __slots__ = ("state", "outage", "uptime_s", "model", "versions", "ranks", "batches", "waiting", "max_waiting", "policy", "step", "epoch", "counters", "speculation", "open_calls")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +296,7 @@ class GetStatusResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    OPEN_CALLS_FIELD_NUMBER: _ClassVar[int]
     state: ServerState
     outage: str
     uptime_s: float
@@ -305,7 +311,8 @@ class GetStatusResponse(_message.Message):
     epoch: int
     counters: Counters
     speculation: SpeculationStatus
-    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., outage: _Optional[str] = ..., uptime_s: _Optional[float] = ..., model: _Optional[_Union[_inference_pb2.GetModelResponse, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[BatchStatus, _Mapping]]] = ..., waiting: _Optional[int] = ..., max_waiting: _Optional[int] = ..., policy: _Optional[_Union[VerificationPolicyState, _Mapping]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStatus, _Mapping]] = ...) -> None: ...
+    open_calls: int
+    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., outage: _Optional[str] = ..., uptime_s: _Optional[float] = ..., model: _Optional[_Union[_inference_pb2.GetModelResponse, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[BatchStatus, _Mapping]]] = ..., waiting: _Optional[int] = ..., max_waiting: _Optional[int] = ..., policy: _Optional[_Union[VerificationPolicyState, _Mapping]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStatus, _Mapping]] = ..., open_calls: _Optional[int] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("rank", "name", "address", "device", "parameter_bytes")
@@ -350,7 +357,14 @@ class PoolStatus(_message.Message):
     def __init__(self, group: _Optional[str] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("steps", "rounds", "emitted", "trimmed", "drafted_by_position", "admitted_by_position", "accepted_by_position", "rank_s", "target_s", "verify_s", "commit_s", "draft_s", "collective_s", "dispatch_s", "combine_s", "execute_s", "host_s", "restarts", "submitted", "finished", "aborted", "failed", "refused", "prompt_tokens")
+    __slots__ = ("steps", "rounds", "emitted", "trimmed", "drafted_by_position", "admitted_by_position", "accepted_by_position", "rank_s", "target_s", "verify_s", "commit_s", "draft_s", "collective_s", "dispatch_s", "combine_s", "execute_s", "host_s", "restarts", "submitted", "finished", "aborted", "failed", "refused", "prompt_tokens", "errors", "rank_losses", "outage_s")
+    class ErrorsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     STEPS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +389,9 @@ class Counters(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    RANK_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    OUTAGE_S_FIELD_NUMBER: _ClassVar[int]
     steps: int
     rounds: int
     emitted: int
@@ -399,7 +416,10 @@ class Counters(_message.Message):
     failed: int
     refused: int
     prompt_tokens: int
-    def __init__(self, steps: _Optional[int] = ..., rounds: _Optional[int] = ..., emitted: _Optional[int] = ..., trimmed: _Optional[int] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., admitted_by_position: _Optional[_Iterable[int]] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., rank_s: _Optional[float] = ..., target_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., collective_s: _Optional[float] = ..., dispatch_s: _Optional[float] = ..., combine_s: _Optional[float] = ..., execute_s: _Optional[float] = ..., host_s: _Optional[float] = ..., restarts: _Optional[int] = ..., submitted: _Optional[int] = ..., finished: _Optional[int] = ..., aborted: _Optional[int] = ..., failed: _Optional[int] = ..., refused: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    errors: _containers.ScalarMap[str, int]
+    rank_losses: int
+    outage_s: float
+    def __init__(self, steps: _Optional[int] = ..., rounds: _Optional[int] = ..., emitted: _Optional[int] = ..., trimmed: _Optional[int] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., admitted_by_position: _Optional[_Iterable[int]] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., rank_s: _Optional[float] = ..., target_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., draft_s: _Optional[float] = ..., collective_s: _Optional[float] = ..., dispatch_s: _Optional[float] = ..., combine_s: _Optional[float] = ..., execute_s: _Optional[float] = ..., host_s: _Optional[float] = ..., restarts: _Optional[int] = ..., submitted: _Optional[int] = ..., finished: _Optional[int] = ..., aborted: _Optional[int] = ..., failed: _Optional[int] = ..., refused: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., rank_losses: _Optional[int] = ..., outage_s: _Optional[float] = ...) -> None: ...
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ("limit",)
@@ -484,3 +504,22 @@ class CheckIntegrityResponse(_message.Message):
     violations: _containers.RepeatedScalarFieldContainer[str]
     ranks_checked: int
     def __init__(self, violations: _Optional[_Iterable[str]] = ..., ranks_checked: _Optional[int] = ...) -> None: ...
+
+class ReloadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReloadResponse(_message.Message):
+    __slots__ = ("applied", "held_back")
+    class HeldBack(_message.Message):
+        __slots__ = ("key", "reason")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        reason: str
+        def __init__(self, key: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    applied: _containers.RepeatedScalarFieldContainer[str]
+    held_back: _containers.RepeatedCompositeFieldContainer[ReloadResponse.HeldBack]
+    def __init__(self, applied: _Optional[_Iterable[str]] = ..., held_back: _Optional[_Iterable[_Union[ReloadResponse.HeldBack, _Mapping]]] = ...) -> None: ...

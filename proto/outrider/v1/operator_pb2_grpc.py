@@ -89,6 +89,11 @@ class OperatorServiceStub:
                 request_serializer=outrider_dot_v1_dot_operator__pb2.CheckIntegrityRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_operator__pb2.CheckIntegrityResponse.FromString,
                 _registered_method=True)
+        self.Reload = channel.unary_unary(
+                '/outrider.v1.OperatorService/Reload',
+                request_serializer=outrider_dot_v1_dot_operator__pb2.ReloadRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_operator__pb2.ReloadResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
@@ -177,6 +182,15 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reload(self, request, context):
+        """Reads the configuration file that the server was started with again, as a hang-up signal does, and certificates and
+        identities with it. What is safe to change is in force when the reply comes; the rest is named.
+        FAILED_PRECONDITION: the new configuration is bad, which the text explains; the one before stays in force as a whole.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -234,6 +248,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.CheckIntegrity,
                     request_deserializer=outrider_dot_v1_dot_operator__pb2.CheckIntegrityRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_operator__pb2.CheckIntegrityResponse.SerializeToString,
+            ),
+            'Reload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reload,
+                    request_deserializer=outrider_dot_v1_dot_operator__pb2.ReloadRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_operator__pb2.ReloadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -533,6 +552,33 @@ class OperatorService:
             '/outrider.v1.OperatorService/CheckIntegrity',
             outrider_dot_v1_dot_operator__pb2.CheckIntegrityRequest.SerializeToString,
             outrider_dot_v1_dot_operator__pb2.CheckIntegrityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.OperatorService/Reload',
+            outrider_dot_v1_dot_operator__pb2.ReloadRequest.SerializeToString,
+            outrider_dot_v1_dot_operator__pb2.ReloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

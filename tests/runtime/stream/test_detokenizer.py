@@ -114,6 +114,27 @@ def test_other_decoders_do_not_count_special_tokens_against_a_character(
     assert [detokenizer.push(vocab[name]) for name in names] == ["", "", "", "", "", "😀"]
 
 
+@pytest.mark.parametrize(
+    ("names", "revealed"),
+    [
+        (["<0xC3>", "ly"], [0, 1]),
+        (["<0xC3>", "<0xA9>", "ly"], [0, 0, 0]),
+        (["<0xF0>", "<0x9F>", "<s>", "ly"], [0, 0, 0, 2]),
+        (["ly", "ly"], [0, 0]),
+    ],
+)
+def test_other_decoders_tell_what_a_token_reveals_of_those_before_it(
+    fallback_tokenizer: tokenizers.Tokenizer, names: list[str], revealed: list[int]
+) -> None:
+    vocab = fallback_tokenizer.get_vocab()
+    detokenizer = Vocabulary(fallback_tokenizer).detokenizer()
+    got = []
+    for name in names:
+        got.append(detokenizer.num_revealed(vocab[name]))
+        detokenizer.push(vocab[name])
+    assert got == revealed
+
+
 def test_other_decoders_hold_invalid_bytes_for_four_tokens_at_most(fallback_tokenizer: tokenizers.Tokenizer) -> None:
     vocab = fallback_tokenizer.get_vocab()
     detokenizer = Vocabulary(fallback_tokenizer).detokenizer()

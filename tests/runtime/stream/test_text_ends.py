@@ -170,7 +170,45 @@ def test_text_is_the_same_in_runs_of_any_length_and_whole(parts: list[bytes]) ->
     for lengths in ([], [1] * len(ids), [2, 5, 3] * len(ids)):
         heard = hear(ids, lengths, stop_strings=("no such text",))
         assert heard.text.encode() == whole.encode()
-        assert all(0 <= offset <= len(whole) for offset in heard.offsets)
+        assert heard.offsets == places_of_bytes(b"".join(parts))
+
+
+def places_of_bytes(data: bytes) -> list[int]:
+    """The character of the text that each byte is part of; of a sequence that forms none, its U+FFFD."""
+    places: list[int] = []
+    place = 0
+    while len(places) < len(data):
+        rest = data[len(places) :]
+        try:
+            size = len(rest.decode()[0].encode())
+        except UnicodeDecodeError as error:
+            size = error.end if error.start == 0 else len(rest[: error.start].decode()[0].encode())
+        places += [place] * size
+        place += 1
+    return places
+
+
+@pytest.mark.parametrize(
+    ("tokens", "offsets"),
+    [
+        ([b"\xff", "And"], [0, 1]),
+        ([b"\xc3", "And"], [0, 1]),
+        ([b"\xf0", b"\x9f", "And"], [0, 0, 1]),
+        ([b"\xf0", b"\x9f", b"\xc3", b"\xa9"], [0, 0, 1, 1]),
+        ([b"\xc3", b"\xc3", "And"], [0, 1, 2]),
+        (["a", b"\xef", b"\xbf", b"\xbd", "b"], [0, 1, 1, 1, 2]),
+    ],
+)
+@pytest.mark.parametrize("num_echoed", [0, 1])
+def test_a_token_behind_bytes_that_form_no_character_begins_behind_them(
+    tokens: list[bytes | str], offsets: list[int], num_echoed: int
+) -> None:
+    ids = [token for one in tokens for token in ([BYTE_TOKEN[one[0]]] if isinstance(one, bytes) else encode(one))]
+    assert len(ids) == len(tokens)
+    echoing = replace(ALL, echo=True)
+    heard = hear(ids[num_echoed:], [1, 2], report=echoing, prompt=ids[:num_echoed])
+    assert heard.offsets == offsets
+    assert heard.text == VOCABULARY.decode(ids)
 
 
 @given(texts, run_lengths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -274,3 +275,26 @@ def test_a_name_that_cannot_be_printed_is_set_aside(tmp_path: Path) -> None:
     file.path.write_text(file.path.read_text().replace("somebody", "\\ud800"))
     assert file.load() is None
     assert (tmp_path / "policy.json.broken").exists()
+
+
+def test_two_servers_that_share_a_folder_for_a_while_never_put_an_older_policy_over_a_newer(
+    file: PolicyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rolling restart: the old server goes on for as long as its streams do."""
+    old, new = file, PolicyFile(file.path)
+    old.save(KEPT)
+    new.save(dataclasses.replace(KEPT, revision=9, policy=Off()))
+    with caplog.at_level(logging.WARNING):
+        assert old.keep(dataclasses.replace(KEPT, revision=8, policy=Fixed(1)))
+    assert "another server keeps policy revision 9 there; this one's, 8, is in force and not kept" in caplog.text
+    kept = PolicyFile(file.path).load()
+    assert (kept.revision, kept.policy) == (9, Off())
+    old.save(dataclasses.replace(KEPT, revision=10))
+    assert PolicyFile(file.path).load().revision == 10
+
+
+def test_a_policy_comes_over_what_nobody_can_read(file: PolicyFile) -> None:
+    file.path.parent.mkdir()
+    file.path.write_text("{")
+    file.save(KEPT)
+    assert PolicyFile(file.path).load().revision == KEPT.revision
