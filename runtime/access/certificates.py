@@ -98,9 +98,8 @@ class PortTls:
         )
 
 
-def watched_links(tls: WorkerTlsSettings) -> Watched[datetime.datetime]:
-    """When the certificate of the links to ranks expires. A new one is tried at once, and taken at the ranks' next
-    start: one that would end it is told of while there is time.
+def end_of_links(tls: WorkerTlsSettings, name: str | None) -> datetime.datetime:
+    """When the certificate of the links to ranks expires, which both ends take. name: dialled; None leaves names out.
 
     Raises SettingsError that names setting, file and remedy.
     """
@@ -108,20 +107,21 @@ def watched_links(tls: WorkerTlsSettings) -> Watched[datetime.datetime]:
     assert tls.certificate is not None, f"{where} is off"
     assert tls.key is not None
     assert tls.ca is not None
-    certificate, key, ca = tls.certificate, tls.key, tls.ca
+    try:
+        check_mutual(tls.certificate, tls.key, tls.ca, where=where, name=name)
+        pair = read_pair(tls.certificate, tls.key, where=where)
+    except CertificateProblem as problem:
+        raise SettingsError(str(problem)) from None
+    return x509.load_pem_x509_certificates(pair.certificate)[0].not_valid_after_utc
 
-    def load() -> datetime.datetime:
-        try:
-            check_mutual(certificate, key, ca, where=where, name=tls.server_name)
-            shown = x509.load_pem_x509_certificates(read_pair(certificate, key, where=where).certificate)[0]
-        except CertificateProblem as problem:
-            raise SettingsError(str(problem)) from None
-        return shown.not_valid_after_utc
 
+def watched_links(tls: WorkerTlsSettings) -> Watched[datetime.datetime]:
+    """`end_of_links`, which raises here too. A new certificate is tried at once, and taken at the ranks' next start:
+    one that would end it is told of while there is time."""
     return Watched(
-        f"certificates of {where}",
-        (certificate, key, ca),
-        load,
+        "certificates of cluster.tls",
+        [path for path in (tls.certificate, tls.key, tls.ca) if path is not None],
+        lambda: end_of_links(tls, tls.server_name),
         takes_effect="will be used from the ranks' next start on",
     )
 

@@ -12,7 +12,7 @@ import typer
 from runtime.bench.load import Policy
 from runtime.cli.console import EXIT_USAGE, fail
 from runtime.cli.options import checked_address
-from runtime.cli.serve import settings_from_flags
+from runtime.cli.serve_flags import settings_from_flags
 
 if TYPE_CHECKING:
     from configs.schema import ServeSettings

@@ -27,7 +27,8 @@ from runtime.cli.console import (
     run,
     show,
 )
-from runtime.cli.serve import StopSignals, first_of, settings_from_flags
+from runtime.cli.serve import StopSignals, first_of
+from runtime.cli.serve_flags import settings_from_flags
 from runtime.cli.startup import StartupProgress, summary_panel
 
 if TYPE_CHECKING:

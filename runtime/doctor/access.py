@@ -12,12 +12,11 @@ from cryptography import x509
 
 from configs.access import TlsSettings
 from configs.load import SettingsError
-from runtime.access.certificates import read_certificate
+from runtime.access.certificates import end_of_links, read_certificate
 from runtime.access.identities_file import load_identities
 from runtime.access.identity import Identity, Role
 from runtime.doctor.finding import Finding, failure, note, ok, split_remedy, warning
 from runtime.doctor.inquiry import Inquiry
-from workers.certificates import CertificateProblem, check_mutual
 from workers.channel import LOOPBACK
 
 SHORT_OF_TIME = timedelta(days=14)
@@ -90,22 +89,18 @@ def check_worker_certificates(inquiry: Inquiry) -> Iterator[Finding]:
         spans = "may go over a network" if cluster.ray_address else "stay on this machine"
         yield note(f"links to ranks are in plain text and {spans}; they are guarded by a secret all the same")
         return
-    assert tls.certificate is not None
-    assert tls.key is not None
-    assert tls.ca is not None
     dialled = cluster.worker_advertise_host or cluster.worker_bind_host
     name = tls.server_name or dialled or (None if cluster.ray_address else LOOPBACK)
     try:
-        check_mutual(tls.certificate, tls.key, tls.ca, where="cluster.tls", name=name)
-        shown = x509.load_pem_x509_certificates(tls.certificate.read_bytes())[0]
-    except (CertificateProblem, OSError, ValueError) as error:
+        ends = end_of_links(tls, name)
+    except (SettingsError, OSError, ValueError) as error:
         yield split_remedy(str(error))
         return
-    ends = shown.not_valid_after_utc
     if ends - inquiry.machine.now() < SHORT_OF_TIME:
         yield warning(f"cluster.tls.certificate: {tls.certificate} is valid until {ends.date()} only", "renew it")
     else:
         yield ok(f"cluster.tls: both ends take it{f' as {name}' if name else ''}, until {ends.date()}")
+    assert tls.key is not None
     yield from _key("cluster.tls.key", tls.key)
 
 

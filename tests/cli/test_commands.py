@@ -18,7 +18,7 @@ from configs.schema import ServeSettings
 from runtime.cli import console
 from runtime.cli.main import app
 from runtime.cli.options import checked_address
-from runtime.cli.serve import FLAG_KEYS, settings_from_flags
+from runtime.cli.serve_flags import FLAG_KEYS, settings_from_flags
 from runtime.front.errors import InternalError, InvalidRequest, Unavailable
 from workers.plan import LoadError
 

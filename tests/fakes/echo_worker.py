@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from fakes.barrier import Barrier, NoBarrier
@@ -23,6 +24,7 @@ from configs.schema import (
     WorkerSettings,
 )
 from parallel.mesh import Mesh
+from workers.channel import LOOPBACK, PLAIN, Security
 from workers.demands import Constraint
 from workers.draft.admit import admit
 from workers.plan import (
@@ -38,7 +40,11 @@ from workers.plan import (
     StepTimings,
     WorkerDescription,
 )
+from workers.server import serve_worker
 from workers.terms import LinkTerms
+
+if TYPE_CHECKING:
+    import grpc
 
 FACTORY = "fakes.echo_worker:load"
 
@@ -274,4 +280,17 @@ def _newcomer(uid: int) -> NewSequence:
         coupled=False,
         stop_token_ids=(),
         max_tokens=4,
+    )
+
+
+def serve(epoch: int, security: Security = PLAIN) -> tuple[grpc.Server, str]:
+    """A rank's server around this worker, on a free port of loopback, and its address; it answers to TERMS."""
+    return serve_worker(
+        load,
+        epoch=epoch,
+        secret=TERMS.secret,
+        bind_host=LOOPBACK,
+        advertise_host=None,
+        ports=range(1),
+        security=security,
     )

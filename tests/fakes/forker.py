@@ -11,9 +11,7 @@ import sys
 from fakes import echo_worker
 
 from workers import wire
-from workers.channel import LOOPBACK
 from workers.client import WorkerClient
-from workers.server import serve_worker
 
 
 def fork(times: int) -> int:
@@ -26,14 +24,7 @@ def fork(times: int) -> int:
 
 
 async def main(times: int) -> None:
-    server, address = serve_worker(
-        echo_worker.load,
-        epoch=1,
-        secret=echo_worker.TERMS.secret,
-        bind_host=LOOPBACK,
-        advertise_host=None,
-        ports=range(1),
-    )
+    server, address = echo_worker.serve(1)
     client = WorkerClient(address, echo_worker.TERMS)
     await client.load(echo_worker.settings(), lambda *_: None)
     forking = asyncio.create_task(asyncio.to_thread(fork, times))

@@ -31,14 +31,7 @@ ACT_TIMEOUT_S = 10
 def address() -> Iterator[str]:
     echo_worker.GATE.clear()
     echo_worker.WAITING.clear()
-    server, address = serve_worker(
-        echo_worker.load,
-        epoch=EPOCH,
-        secret=echo_worker.TERMS.secret,
-        bind_host=LOOPBACK,
-        advertise_host=None,
-        ports=range(1),
-    )
+    server, address = echo_worker.serve(EPOCH)
     yield address
     echo_worker.GATE.set()  # a step that waits would keep the server from ending
     server.stop(None).wait()
@@ -188,14 +181,7 @@ def test_a_worker_has_one_life_and_one_runtime(address: str) -> None:
 
 
 def test_a_link_that_ends_between_steps_is_noticed() -> None:
-    server, address = serve_worker(
-        echo_worker.load,
-        epoch=EPOCH,
-        secret=echo_worker.TERMS.secret,
-        bind_host=LOOPBACK,
-        advertise_host=None,
-        ports=range(1),
-    )
+    server, address = echo_worker.serve(EPOCH)
 
     async def act(client: WorkerClient) -> None:
         assert not client.lost.done()

@@ -19,7 +19,6 @@ from workers import wire
 from workers.certificates import CertificateProblem
 from workers.channel import LOOPBACK, PLAIN, Security
 from workers.client import LinkBroken, WorkerClient
-from workers.server import serve_worker
 from workers.terms import LinkTerms
 
 DAY = datetime.timedelta(days=1)
@@ -49,15 +48,7 @@ def step_through(server: Security, client: Security) -> None:
     """Raises LinkBroken where one end does not take the other."""
 
     async def run() -> None:
-        served, address = serve_worker(
-            echo_worker.load,
-            epoch=1,
-            secret=echo_worker.TERMS.secret,
-            bind_host=LOOPBACK,
-            advertise_host=None,
-            ports=range(1),
-            security=server,
-        )
+        served, address = echo_worker.serve(1, server)
         link = WorkerClient(address, echo_worker.TERMS, client)
         try:
             async with asyncio.timeout(10):

@@ -12,11 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from workers import client as client_module
 from workers import server as server_module
 from workers import wire
-from workers.channel import LOOPBACK, make_channel
+from workers.channel import make_channel
 from workers.client import LinkBroken, WorkerClient
 from workers.demands import MAX_PREPARING, Constraint
 from workers.plan import WorkerError, WorkerLost
-from workers.server import NUM_THREADS, SERVICE_NAME, serve_worker
+from workers.server import NUM_THREADS, SERVICE_NAME
 
 EPOCH = 7
 ACT_TIMEOUT_S = 10
@@ -28,14 +28,7 @@ GOOD, WAITS, CRASHES = (Constraint(kind="regex", text=text) for text in ("", "wa
 def address() -> Iterator[str]:
     echo_worker.GATE.clear()
     echo_worker.READY.clear()
-    server, address = serve_worker(
-        echo_worker.load,
-        epoch=EPOCH,
-        secret=echo_worker.TERMS.secret,
-        bind_host=LOOPBACK,
-        advertise_host=None,
-        ports=range(1),
-    )
+    server, address = echo_worker.serve(EPOCH)
     yield address
     echo_worker.GATE.set()
     server.stop(None).wait()
